@@ -430,7 +430,7 @@ class Conversation:
             self.ws.resume_reading()
         for _ in range(PASSES):
             self.receive(always=True)
-            if not self.unread() and not self.ws.bytes_owed:
+            if not self.unread() and not self.ws.unsent_bytes:
                 break
             await self.passes(1)
         # What is left in OpenSSL's buffers, 256 bytes in each turn.

@@ -596,7 +596,7 @@ cdef class WebSocket(Sink):
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + proof[:-1] + b"\r\n\r\n",
             # Before the pong to a ping that comes too early, which is urgent, but not before responses that wait.
-            self.owed == NULL,
+            self.unsent_chain == NULL,
         )
         if not self.deciding:
             # accept() was called later: the caller may have to finish its setup before it gets messages.
@@ -1060,7 +1060,7 @@ cdef class WebSocket(Sink):
         """The client reads slower than we write to it: 4100 (protocol/README.md "Close codes")."""
         if self.state != STATE_OPEN:
             return self.broke()
-        self.forget_owed()
+        self.forget_unsent()
         self.listening = False
         # The Close frame is sent although the client is beyond its limit.
         self.lengthen(_frame.close(4100, "slow consumer"), False)

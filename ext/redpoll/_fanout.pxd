@@ -8,7 +8,7 @@ from redpoll._sockets cimport Polled, Poller
 
 
 cdef struct Chain:
-    # Frames that wait for a sink (that it is "owed"): the last one, and the chain of those before it. Sinks with the
+    # Unsent frames, which wait for a sink: the last one, and the chain of those before it. Sinks with the
     # same frames share one chain.
     # Sinks, longer chains and calls under way that point here; freed at 0.
     uint32_t holders
@@ -54,7 +54,7 @@ cdef class Sink(Polled):
     # Owned from connection_made until the connection ends. None before and after, and always None for a plain socket.
     cdef object transport
     # One hold each, or NULL. `urgent` goes first. The rest of a frame that the kernel took in part is its first link.
-    cdef Chain* owed
+    cdef Chain* unsent_chain
     cdef Chain* urgent
     # The socket id's two numbers; 0, 0 until it has one.
     cdef readonly uint64_t sid_hi
@@ -71,9 +71,9 @@ cdef class Sink(Polled):
     cdef uint8_t queued
     # More than the limit waits for it; the next flush closes it.
     cdef uint8_t overrun
-    # Half-close as soon as nothing is owed.
+    # Half-close as soon as nothing is unsent.
     cdef uint8_t finishing
-    # await_drained() was called: report when less than Flusher.drained_bytes are unsent.
+    # await_writable() was called: report when less than Flusher.writable_below_bytes are unsent.
     cdef uint8_t awaited
     # The first link of `urgent` is the rest of a frame. It is sent first and never dropped.
     cdef uint8_t started
@@ -87,14 +87,14 @@ cdef class Sink(Polled):
     cdef int note(self, bytes frame, bint urgent) except -1
     cdef int owe(self, bytes frame, bint urgent) except -1
     cdef int lengthen(self, bytes frame, bint urgent) except -1
-    cdef inline uint64_t weight_owed(self) noexcept
+    cdef inline uint64_t unsent_weight(self) noexcept
     cdef int be_flushed(self) except -1
     cdef int finish(self) except -1
-    cdef void forget_owed(self) noexcept
+    cdef void forget_unsent(self) noexcept
     cdef int overran(self) except -1
     cdef int broke(self) except -1
     cdef inline uint64_t unsent(self) noexcept
-    cdef int check_drained(self) except -1
+    cdef int check_writable(self) except -1
 
 
 cdef struct Post:
@@ -143,10 +143,10 @@ cdef class Flusher:
     cdef object schedule
     # Owned, or None where no sink has a socket of our own.
     cdef readonly Poller poller
-    cdef public uint32_t max_owed_bytes
+    cdef public uint32_t max_unsent_bytes
     cdef public double slice_s
-    # A sink with fewer unsent bytes counts as drained.
-    cdef public uint32_t drained_bytes
+    # A sink with fewer unsent bytes counts as writable.
+    cdef public uint32_t writable_below_bytes
     # A frame for more sinks than this is for many: they go to the bulk queue.
     cdef public uint32_t max_few
     # An audience with more sinks than this is posted to in slices; so many sinks make a part of a slice.
@@ -155,9 +155,9 @@ cdef class Flusher:
     # The audiences with posts under way.
     cdef list posting
     # Owned: called with a list of sinks at the end of a flush; None until it is set.
-    cdef public object on_drained
+    cdef public object on_writable
     # Sinks to report at the end of this flush or the next; None while there are none.
-    cdef list drained
+    cdef list now_writable
     # Sinks with a frame for them alone or for a few, and those with a frame for many.
     cdef Queue quick
     cdef Queue bulk
@@ -177,16 +177,16 @@ cdef class Flusher:
 
     cdef inline bint waits(self) noexcept
     cdef int wake(self) except -1
-    cdef int report_drained(self) except -1
+    cdef int report_writable(self) except -1
     cdef int post_some(self, double deadline) except -1
     cdef int write_some(self, Queue* queue, uint8_t place, Py_ssize_t stop, double deadline) except -1
     cdef int write_later(self, Sink sink, Queue* queue, uint8_t place) except -1
     cdef int write_now(self, Sink sink) except -1
-    cdef int write_owed(self, Sink sink) except -1
+    cdef int write_unsent(self, Sink sink) except -1
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1
     cdef int close_written(self, Sink sink) except -1
-    cdef int keep_rest_ours(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1
-    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1
+    cdef int hand_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1
     cdef int hand(self, Sink sink, bytes data) except -1
     cdef char* join(self, Chain* chain) except NULL
 

@@ -1,7 +1,7 @@
 """Fan-out: queues frames for the sinks of an audience, and writes each sink once with all its frames.
 
 `post` stores a reference per sink and copies nothing. `flush` runs once per loop tick and makes one send(2) per sink.
-Frames that wait for a sink are "owed" to it. This module knows bytes and descriptors; it knows no WebSockets, channels
+Frames that wait for a sink are its unsent frames. This module knows bytes and descriptors; it knows no WebSockets, channels
 or JSON. It runs in one thread, on one loop.
 """
 
@@ -147,7 +147,7 @@ cdef class Sink(Polled):
     """A socket and the frames that wait for it.
 
     Base class of WebSocket. By itself it takes any bytes: `attach_to(transport)`, then `send`.
-    A sink whose kernel buffer is full is aborted when more than `Flusher.max_owed_bytes` wait for it (a WebSocket sends
+    A sink whose kernel buffer is full is aborted when more than `Flusher.max_unsent_bytes` wait for it (a WebSocket sends
     4100 first).
     """
 
@@ -160,7 +160,7 @@ cdef class Sink(Polled):
 
     def __dealloc__(self):
         # No seat is left, because audiences own their sinks.
-        release(self.owed, 1)
+        release(self.unsent_chain, 1)
         release(self.urgent, 1)
         if COUNTS_LIVE:
             alive.sinks -= 1
@@ -188,42 +188,42 @@ cdef class Sink(Polled):
     def resume_writing(self):
         self.paused = False
         self.buffered = 0
-        if self.owed != NULL or self.urgent != NULL or self.finishing:
+        if self.unsent_chain != NULL or self.urgent != NULL or self.finishing:
             self.be_flushed()
         if self.awaited:
-            self.check_drained()
+            self.check_writable()
             self.flusher.wake()
 
-    def await_drained(self) -> bool:
-        """Report this sink to `Flusher.on_drained` once, when it has less than `drained_bytes` unsent.
+    def await_writable(self) -> bool:
+        """Report this sink to `Flusher.on_writable` once, when it has less than `writable_below_bytes` unsent.
 
         Returns False if it has so already; then nothing is reported. A sink that closes first isn't reported.
         """
-        self.awaited = self.unsent() >= self.flusher.drained_bytes
+        self.awaited = self.unsent() >= self.flusher.writable_below_bytes
         return self.awaited
 
     @property
-    def bytes_owed(self) -> int:
+    def unsent_bytes(self) -> int:
         """Queued bytes that the kernel hasn't taken yet."""
         return self.unsent()
 
     cdef inline uint64_t unsent(self) noexcept:
         cdef uint64_t total = self.buffered
-        if self.owed != NULL:
-            total += self.owed.size
+        if self.unsent_chain != NULL:
+            total += self.unsent_chain.size
         if self.urgent != NULL:
             total += self.urgent.size
         return total
 
-    cdef int check_drained(self) except -1:
+    cdef int check_writable(self) except -1:
         """Called after a write of an awaited sink. The callback runs at the end of a flush and not here, because the
         caller may be iterating over an audience."""
         cdef Flusher flusher = self.flusher
-        if self.writable and self.unsent() < flusher.drained_bytes:
+        if self.writable and self.unsent() < flusher.writable_below_bytes:
             self.awaited = False
-            if flusher.drained is None:
-                flusher.drained = []
-            flusher.drained.append(self)
+            if flusher.now_writable is None:
+                flusher.now_writable = []
+            flusher.now_writable.append(self)
         return 0
 
     cdef inline Seat* seats_at(self) noexcept:
@@ -288,7 +288,7 @@ cdef class Sink(Polled):
     cdef int socket_writable(self) except -1:
         # WATCHED_OUT stays until everything is written: the flush comes before the next look at the set.
         self.paused = False
-        if self.owed != NULL or self.urgent != NULL or self.finishing or self.ended:
+        if self.unsent_chain != NULL or self.urgent != NULL or self.finishing or self.ended:
             self.be_flushed()
         else:
             self.flusher.poller.watch(self)
@@ -320,11 +320,11 @@ cdef class Sink(Polled):
         self.started = False
         self.paused = False
         self.buffered = 0
-        self.forget_owed()
+        self.forget_unsent()
 
-    cdef void forget_owed(self) noexcept:
+    cdef void forget_unsent(self) noexcept:
         cdef:
-            Chain* owed = self.owed
+            Chain* unsent_chain = self.unsent_chain
             Chain* urgent = self.urgent
             Chain* rest = NULL
         if self.started:
@@ -333,9 +333,9 @@ cdef class Sink(Polled):
             while rest.before != NULL:
                 rest = rest.before
             rest.holders += 1
-        self.owed = NULL
+        self.unsent_chain = NULL
         self.urgent = rest
-        release(owed, 1)
+        release(unsent_chain, 1)
         release(urgent, 1)
 
     cdef int note(self, bytes frame, bint urgent) except -1:
@@ -352,14 +352,14 @@ cdef class Sink(Polled):
             Flusher flusher = self.flusher
             uint64_t size = PyBytes_GET_SIZE(frame) + LINK_BYTES
         reserve(&flusher.quick, 1)
-        if self.weight_owed() + size > flusher.max_owed_bytes:
+        if self.unsent_weight() + size > flusher.max_unsent_bytes:
             if not self.paused:
                 # Many bytes in one tick aren't the client's fault: nothing was written to it yet.
                 flusher.write_now(self)
                 if not self.writable:
                     return 0
-            if self.paused and self.weight_owed() + size > flusher.max_owed_bytes:
-                self.forget_owed()
+            if self.paused and self.unsent_weight() + size > flusher.max_unsent_bytes:
+                self.forget_unsent()
                 self.writable = False
                 # The flush closes it, because the caller may be iterating over an audience.
                 self.overrun = True
@@ -375,18 +375,18 @@ cdef class Sink(Polled):
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
         """Add `frame` after the others, without checking the limit."""
         cdef:
-            Chain* was = self.urgent if urgent else self.owed
+            Chain* was = self.urgent if urgent else self.unsent_chain
             Chain* now = grow(was, <PyObject*> frame)
         now.holders += 1
         release(was, 1)
         if urgent:
             self.urgent = now
         else:
-            self.owed = now
+            self.unsent_chain = now
         return 0
 
-    cdef inline uint64_t weight_owed(self) noexcept:
-        return self.buffered + weight(self.owed) + weight(self.urgent)
+    cdef inline uint64_t unsent_weight(self) noexcept:
+        return self.buffered + weight(self.unsent_chain) + weight(self.urgent)
 
     cdef int finish(self) except -1:
         """Take no more frames, and half-close when the waiting ones are written."""
@@ -652,7 +652,7 @@ cdef class Audience:
             Chain* now = NULL
         if first == end:
             return 0
-        limit = flusher.max_owed_bytes
+        limit = flusher.max_unsent_bytes
         reserve(queue, end - first)
         try:
             for i in range(first, end):
@@ -661,17 +661,17 @@ cdef class Audience:
                     continue
                 if skip_lo and (<Sink> sink).sid_lo == skip_lo and (<Sink> sink).sid_hi == skip_hi:
                     continue
-                if now == NULL or (<Sink> sink).owed != was:
+                if now == NULL or (<Sink> sink).unsent_chain != was:
                     settle(was, now, moved)
                     moved = 0
-                    was = (<Sink> sink).owed
+                    was = (<Sink> sink).unsent_chain
                     now = NULL
                     now = grow(was, <PyObject*> frame)
                     total = weight(now)
                 if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
                     noted += (<Sink> sink).owe(frame, False)
                     continue
-                (<Sink> sink).owed = now
+                (<Sink> sink).unsent_chain = now
                 moved += 1
                 noted += 1
                 flusher.frames_posted += 1
@@ -753,19 +753,19 @@ cdef class Flusher:
     waits is written at once, in order, whichever queue it is found in.
 
     `schedule()` is called when there is work and no call of `flush` is scheduled: `lambda:
-    loop.call_soon(flusher.flush)`. `max_owed_bytes` is the limit of what may wait for one sink whose kernel buffer is
+    loop.call_soon(flusher.flush)`. `max_unsent_bytes` is the limit of what may wait for one sink whose kernel buffer is
     full (a larger burst is written early). `slice_s` limits the time of one flush. Counters only grow.
 
-    `on_drained(sinks)` is called after a flush with the awaited sinks (`Sink.await_drained`) that have less than
-    `drained_bytes` unsent. Other sinks pay one test of a byte per write.
+    `on_writable(sinks)` is called after a flush with the awaited sinks (`Sink.await_writable`) that have less than
+    `writable_below_bytes` unsent. Other sinks pay one test of a byte per write.
     """
 
-    def __init__(self, schedule, uint32_t max_owed_bytes=1048576, double slice_s=0.004, Poller poller=None):
+    def __init__(self, schedule, uint32_t max_unsent_bytes=1048576, double slice_s=0.004, Poller poller=None):
         self.schedule = schedule
         self.poller = poller
-        self.max_owed_bytes = max_owed_bytes
+        self.max_unsent_bytes = max_unsent_bytes
         self.slice_s = slice_s
-        self.drained_bytes = 1
+        self.writable_below_bytes = 1
         self.max_few = MAX_FEW
         self.post_at_once = POST_AT_ONCE
         self.post_part = POST_PART
@@ -826,8 +826,8 @@ cdef class Flusher:
             close_gap(&self.quick)
             close_gap(&self.bulk)
             self.wake()
-        if self.drained is not None:
-            self.report_drained()
+        if self.now_writable is not None:
+            self.report_writable()
         return self.waits() or bool(self.posting)
 
     cdef int write_some(self, Queue* queue, uint8_t place, Py_ssize_t stop, double deadline) except -1:
@@ -843,10 +843,10 @@ cdef class Flusher:
                     queue.start += 1
                     Py_DECREF(sink)
                     sink.queued &= ~place
-                    if self.write_owed(sink):
+                    if self.write_unsent(sink):
                         self.write_later(sink, queue, place)
                     if sink.awaited:
-                        sink.check_drained()
+                        sink.check_writable()
                     until_look -= 1
                     if until_look == 0:
                         until_look = SINKS_PER_LOOK
@@ -881,15 +881,15 @@ cdef class Flusher:
                 break
         return 0
 
-    cdef int report_drained(self) except -1:
-        drained = self.drained
-        self.drained = None
-        if self.on_drained is not None:
-            self.on_drained(drained)
+    cdef int report_writable(self) except -1:
+        now_writable = self.now_writable
+        self.now_writable = None
+        if self.on_writable is not None:
+            self.on_writable(now_writable)
         return 0
 
     cdef int wake(self) except -1:
-        if (self.waits() or self.drained is not None or self.posting) and not self.scheduled and not self.flushing:
+        if (self.waits() or self.now_writable is not None or self.posting) and not self.scheduled and not self.flushing:
             self.scheduled = True
             try:
                 self.schedule()
@@ -901,20 +901,20 @@ cdef class Flusher:
     cdef int write_now(self, Sink sink) except -1:
         """Write what waits for `sink` now, not at the flush. Calls only its transport."""
         try:
-            if self.write_owed(sink):
+            if self.write_unsent(sink):
                 self.write_later(sink, &self.quick, IN_QUICK)
         except Exception as fault:
             report(fault, sink)
             self.sinks_closed_on_error += 1
             sink.broke()
         if sink.awaited:
-            sink.check_drained()
+            sink.check_writable()
         if not self.flushing:
             release(self.joined, 1)
             self.joined = NULL
         return 0
 
-    cdef int write_owed(self, Sink sink) except -1:
+    cdef int write_unsent(self, Sink sink) except -1:
         """Write what waits for `sink`. 1 if it can be written to and has more, because a callback queued something or
         the transport takes only a part."""
         cdef:
@@ -933,7 +933,7 @@ cdef class Flusher:
             if sink.paused or not sink.is_attached():
                 return 0
             urgent = sink.urgent != NULL
-            chain = sink.urgent if urgent else sink.owed
+            chain = sink.urgent if urgent else sink.unsent_chain
             if chain == NULL:
                 if sink.watched:
                     return self.close_written(sink)
@@ -957,18 +957,18 @@ cdef class Flusher:
                     sink.urgent = NULL
                     sink.started = False
                 else:
-                    sink.owed = NULL
+                    sink.unsent_chain = NULL
                 release(chain, 1)
             elif sent >= 0:
                 self.writes += 1
                 self.bytes_written += sent
                 if sink.watched:
-                    return self.keep_rest_ours(sink, chain, urgent, sent)
-                self.keep_rest(sink, chain, urgent, sent, False)
+                    return self.keep_rest(sink, chain, urgent, sent)
+                self.hand_rest(sink, chain, urgent, sent, False)
             elif errno == EAGAIN or errno == ENOBUFS or errno == ENOMEM:
                 if sink.watched:
-                    return self.keep_rest_ours(sink, chain, urgent, 0)
-                self.keep_rest(sink, chain, urgent, 0, False)
+                    return self.keep_rest(sink, chain, urgent, 0)
+                self.hand_rest(sink, chain, urgent, 0, False)
             elif errno != EINTR:
                 self.sinks_closed_on_error += 1
                 sink.broke()
@@ -976,7 +976,7 @@ cdef class Flusher:
         if sink.paused:
             return 0
         return (
-            sink.owed != NULL
+            sink.unsent_chain != NULL
             or sink.urgent != NULL
             or sink.finishing
             or (sink.watched and (sink.ended or sink.watched & WATCHED_OUT))
@@ -1000,7 +1000,7 @@ cdef class Flusher:
             shutdown(sink.fd, SHUT_WR)
         return 0
 
-    cdef int keep_rest_ours(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
+    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent) except -1:
         """The kernel took `sent` bytes of `chain` and is full: store the rest and wait for room."""
         cdef:
             Chain** links
@@ -1052,7 +1052,7 @@ cdef class Flusher:
         else:
             # No urgent frame waits, because it would have been written first.
             sink.urgent = first
-            sink.owed = rest
+            sink.unsent_chain = rest
         sink.started = first != NULL
         release(chain, 1)
         return 0
@@ -1062,7 +1062,7 @@ cdef class Flusher:
         transport has can't be dropped any more."""
         cdef bytes data
         if chain.size > TRANSPORT_WRITE_BYTES and chain.frames > 1:
-            return self.keep_rest(sink, chain, urgent, TRANSPORT_WRITE_BYTES, True)
+            return self.hand_rest(sink, chain, urgent, TRANSPORT_WRITE_BYTES, True)
         if chain.frames == 1:
             data = <bytes> chain.frame
         else:
@@ -1071,11 +1071,11 @@ cdef class Flusher:
         if urgent:
             sink.urgent = NULL
         else:
-            sink.owed = NULL
+            sink.unsent_chain = NULL
         release(chain, 1)
         return self.hand(sink, data)
 
-    cdef int keep_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1:
+    cdef int hand_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1:
         """The kernel took `sent` bytes of `chain`. The rest of the frame in which it stopped goes to the transport,
         which waits for room. Later frames stay in the sink as references. `unsent`: the kernel took none, so the
         transport also gets the frames before."""
@@ -1117,7 +1117,7 @@ cdef class Flusher:
         if urgent:
             sink.urgent = rest
         else:
-            sink.owed = rest
+            sink.unsent_chain = rest
         release(chain, 1)
         if unsent:
             handed.append(started)

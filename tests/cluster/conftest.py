@@ -11,7 +11,7 @@ from msgspec import structs
 
 from links import quick_link, transports
 from redpoll import _frame
-from redpoll.cluster.bus import Bus, confirmed
+from redpoll.cluster.bus import Bus, ask_within
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.hold_call import HoldCall
@@ -56,7 +56,7 @@ def _patient_with_redis(monkeypatch):
     for kind in (Bus, Idempotency, Quota, SharedRate):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
     # Of what reads and clears histories and cached events.
-    monkeypatch.setattr(confirmed, "__defaults__", (60.0,))
+    monkeypatch.setattr(ask_within, "__defaults__", (60.0,))
 
 
 @dataclass(eq=False)

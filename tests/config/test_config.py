@@ -260,6 +260,16 @@ def test_unknown_variable_is_a_warning_with_a_suggestion():
     assert warnings == ["REDPOLL_WORKER is not a setting; did you mean REDPOLL_WORKERS?"]
 
 
+def test_earlier_name_of_a_setting_is_refused_with_the_new_one(tmp_path):
+    path = written(tmp_path, "max_owed_bytes = 100000")
+    old = {"REDPOLL_MAX_OWED_BYTES": "100000"}
+    assert faults_of({"max_owed_bytes": "100000"}, old, path) == {
+        "--max-owed-bytes": "was renamed to --max-unsent-bytes",
+        "REDPOLL_MAX_OWED_BYTES": "was renamed to REDPOLL_MAX_UNSENT_BYTES",
+        f"{path}: $.max_owed_bytes": "was renamed to max_unsent_bytes",
+    }
+
+
 def test_every_default_is_within_its_own_bounds():
     for setting in TABLE:
         if setting.default not in ("", (), None):

@@ -200,9 +200,9 @@ def test_an_http_connection_answers_again_and_again_and_may_become_a_websocket(
     ws.hear(b" HTTP/1.1\r\n\r\n")
     assert received == [b"GET / HTTP/1.1\r\n\r\nGET /more", b" HTTP/1.1\r\n\r\n"]
     ws.write_http(b"first")
-    ws.write_http(b"x" * (flusher.max_owed_bytes + 1))
+    ws.write_http(b"x" * (flusher.max_unsent_bytes + 1))
     flusher.flush()
-    assert transport.take() == b"first" + b"x" * (flusher.max_owed_bytes + 1)
+    assert transport.take() == b"first" + b"x" * (flusher.max_unsent_bytes + 1)
     del ws.on["head"]
     ws.upgrade(head + reference.client_frame(TEXT, b"hello"))
     flusher.flush()
@@ -605,7 +605,7 @@ async def test_a_flood_of_messages_does_not_starve_other_clients(served, referen
 
 async def test_a_flood_of_pings_from_a_client_that_does_not_read_is_bounded(served, reference, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
-    served.flusher.max_owed_bytes = 200_000
+    served.flusher.max_unsent_bytes = 200_000
     [connection] = served.connections
     pings = reference.client_frame(PING, b"x" * 125) * 5000
 
@@ -617,7 +617,7 @@ async def test_a_flood_of_pings_from_a_client_that_does_not_read_is_bounded(serv
 
     def is_closed() -> bool:
         nonlocal most
-        most = max(most, connection.bytes_owed)
+        most = max(most, connection.unsent_bytes)
         return bool(connection.heard)
 
     flooding = asyncio.ensure_future(flood())
@@ -702,7 +702,7 @@ def test_a_message_cut_by_our_close_is_freed(connect, reference):
 
 @given(st.lists(st.sampled_from(["peer", "close", "abort", "fault", "eof", "lost", "slow", "flush"]), max_size=8))
 def test_closed_is_called_once_in_any_case(recorder, fake_transport, reference, head, steps):
-    flusher = Flusher(lambda: None, max_owed_bytes=5000)
+    flusher = Flusher(lambda: None, max_unsent_bytes=5000)
     ws, transport = recorder(flusher), fake_transport()
     transport.protocol = ws
     ws.connection_made(transport)
@@ -737,7 +737,7 @@ def test_closed_is_called_once_in_any_case(recorder, fake_transport, reference, 
     flusher.flush()
     assert [event[0] for event in ws.heard] == ["closed"]
     assert ws.state == CLOSED
-    assert ws.bytes_owed == 0
+    assert ws.unsent_bytes == 0
     assert ws.buffered == 0
 
 
@@ -756,10 +756,10 @@ async def test_a_client_that_does_not_read_is_closed_with_4100_and_no_other_is_a
         audience.post(frame)
         posted += 1
         assert posted < 5000
-        most = max(most, served.connections[0].bytes_owed)
+        most = max(most, served.connections[0].unsent_bytes)
         received += len(await served.read(quick, len(frame)))
     assert served.connections[0].heard == [("closed", 4100, "slow consumer")]
-    assert most <= served.flusher.max_owed_bytes
+    assert most <= served.flusher.max_unsent_bytes
     assert served.flusher.overruns == 1
     assert received == posted * len(frame)
     assert served.connections[1].heard == []
@@ -854,7 +854,7 @@ def test_callbacks_may_change_audiences_and_other_connections_while_a_flush_runs
     everyone = [ws for ws, _ in pairs]
     for ws in everyone:
         audience.add(ws)
-    flusher.max_owed_bytes = 500
+    flusher.max_unsent_bytes = 500
 
     def let_go(code, reason):
         for ws in everyone[1:4]:

@@ -196,7 +196,7 @@ def test_every_sink_gets_its_frames_in_order(fake_transport, steps, max_few):
         assert [frame for frame in got if frame in ordinary[index]] == ordinary[index]
         assert [frame for frame in got if frame in urgent[index]] == urgent[index]
         assert len(got) == len(ordinary[index]) + len(urgent[index])
-        assert sinks[index].bytes_owed == 0
+        assert sinks[index].unsent_bytes == 0
 
 
 @given(
@@ -372,7 +372,7 @@ def test_a_large_audience_is_written_although_others_always_have_frames(sinks):
     flusher, pairs = crowd_of(sinks)
     others = sinks(200, flusher)
     flushes = 0
-    while pairs[-1][0].bytes_owed:
+    while pairs[-1][0].unsent_bytes:
         for other, _ in others:
             other.send(b"x")
         flusher.flush()
@@ -392,18 +392,18 @@ def test_a_paused_sink_keeps_its_frames_until_there_is_room(sinks, flusher):
     sink.send(b"2")
     flusher.flush()
     assert transport.take() == b"1"
-    assert sink.bytes_owed == 2
+    assert sink.unsent_bytes == 2
     transport.drain()
     flusher.flush()
     assert transport.take() == b"2"
-    assert sink.bytes_owed == 0
+    assert sink.unsent_bytes == 0
 
 
 # -- bounds --------------------------------------------------------------------------------------------------
 
 
 def test_a_sink_above_the_limit_is_dropped_once(sinks):
-    flusher = Flusher(lambda: None, max_owed_bytes=1000)
+    flusher = Flusher(lambda: None, max_unsent_bytes=1000)
     audience = Audience(flusher)
     (slow, slow_transport), (quick, quick_transport) = sinks(2, flusher)
     audience.add(slow)
@@ -414,9 +414,9 @@ def test_a_sink_above_the_limit_is_dropped_once(sinks):
         audience.post(b"%03d" % number * 30)
         posted += 1
         flusher.flush()
-        assert slow.bytes_owed <= 1000
+        assert slow.unsent_bytes <= 1000
     assert slow_transport.aborted
-    assert slow.bytes_owed == 0
+    assert slow.unsent_bytes == 0
     assert flusher.overruns == 1
     assert len(quick_transport.take()) == 90 * posted
     assert slow.send(b"more") is False
@@ -424,7 +424,7 @@ def test_a_sink_above_the_limit_is_dropped_once(sinks):
 
 def test_a_burst_in_one_tick_is_written_early_to_a_client_that_reads(sinks):
     """The limit is for what a client doesn't take; a larger burst isn't the client's fault."""
-    flusher = Flusher(lambda: None, max_owed_bytes=1000)
+    flusher = Flusher(lambda: None, max_unsent_bytes=1000)
     audience = Audience(flusher)
     (quick, quick_transport), (slow, slow_transport) = sinks(2, flusher)
     audience.add(quick)
@@ -433,18 +433,18 @@ def test_a_burst_in_one_tick_is_written_early_to_a_client_that_reads(sinks):
     frames = [b"%03d" % number * 100 for number in range(20)]
     for frame in frames:
         audience.post(frame)
-        assert quick.bytes_owed <= 1000
+        assert quick.unsent_bytes <= 1000
     assert quick.send(b"x" * 5000)
     flusher.flush()
     assert quick_transport.take() == b"".join(frames) + b"x" * 5000
-    assert quick.bytes_owed == 0
+    assert quick.unsent_bytes == 0
     assert not quick_transport.aborted
     assert slow_transport.aborted
     assert flusher.overruns == 1
 
 
 def test_tiny_frames_are_bounded_too(sinks):
-    flusher = Flusher(lambda: None, max_owed_bytes=10_000)
+    flusher = Flusher(lambda: None, max_unsent_bytes=10_000)
     [(sink, transport)] = sinks(1, flusher)
     transport.full = True
     sink.send(b"x")
@@ -520,7 +520,7 @@ async def test_a_slow_reader_gets_every_byte_in_order(served, wait_until):
     expected = bytearray()
     number = 0
     # Until the kernel is full and the rest is ours, then a little more, some of it urgent.
-    while connection.bytes_owed < 300_000:
+    while connection.unsent_bytes < 300_000:
         frame = b"<%06d>" % number * (1 + number % 700)
         expected += frame
         audience.post(frame)
@@ -540,7 +540,7 @@ async def test_a_slow_reader_gets_every_byte_in_order(served, wait_until):
             break
     received += await served.read(client, len(expected) - len(received))
     assert received == expected
-    await wait_until(lambda: connection.bytes_owed == 0)
+    await wait_until(lambda: connection.unsent_bytes == 0)
     assert connection.heard == []
     audience.discard(connection)
 
@@ -643,7 +643,7 @@ def test_a_transport_with_tls_is_written_through_in_order_and_in_pieces():
     assert len(transport.writes) < 12
     assert flusher.frames_written == len(frames)
     assert flusher.bytes_written == sum(map(len, frames))
-    assert sink.bytes_owed == 0
+    assert sink.unsent_bytes == 0
 
 
 def test_what_a_full_tls_transport_has_not_taken_stays_queued_and_counts():
@@ -654,10 +654,10 @@ def test_what_a_full_tls_transport_has_not_taken_stays_queued_and_counts():
     flusher.flush()
     (handed,) = transport.writes
     assert 65_536 <= len(handed) <= 75_536
-    # What it was handed is owed still: it has said that it is full.
-    assert sink.bytes_owed == 500_000
+    # What it was handed is unsent still: it has said that it is full.
+    assert sink.unsent_bytes == 500_000
     while sink.send(b"x" * 10_000):
-        assert sink.bytes_owed <= 1_000_000
+        assert sink.unsent_bytes <= 1_000_000
     assert flusher.overruns == 0
     flusher.flush()
     assert flusher.overruns == 1
@@ -676,7 +676,7 @@ def test_a_tls_transport_that_has_room_again_gets_the_rest():
         transport.writes.clear()
         sink.resume_writing()
     assert sent == b"".join(frames)
-    assert sink.bytes_owed == 0
+    assert sink.unsent_bytes == 0
 
 
 # -- drained -------------------------------------------------------------------------------------------------
@@ -685,22 +685,22 @@ def test_a_tls_transport_that_has_room_again_gets_the_rest():
 def test_an_awaited_sink_is_reported_once_when_little_is_unsent():
     flusher = Flusher(lambda: None)
     reported: list[Sink] = []
-    flusher.drained_bytes, flusher.on_drained = 100_000, reported.extend
+    flusher.writable_below_bytes, flusher.on_writable = 100_000, reported.extend
     sink, transport = tls_sink(flusher, room=0)
-    assert not sink.await_drained()
+    assert not sink.await_writable()
     for _ in range(30):
         sink.send(b"x" * 10_000)
-    assert sink.await_drained()
+    assert sink.await_writable()
     flusher.flush()
-    assert sink.bytes_owed == 300_000
+    assert sink.unsent_bytes == 300_000
     unsent = []
-    while sink.bytes_owed:
+    while sink.unsent_bytes:
         transport.writes.clear()
         sink.resume_writing()
         flusher.flush()
-        unsent.append((sink.bytes_owed, len(reported)))
-    assert [count for owed, count in unsent if owed >= 100_000] == [0] * sum(owed >= 100_000 for owed, _ in unsent)
-    assert [count for owed, count in unsent if owed < 100_000] == [1] * sum(owed < 100_000 for owed, _ in unsent)
+        unsent.append((sink.unsent_bytes, len(reported)))
+    assert [count for left, count in unsent if left >= 100_000] == [0] * sum(left >= 100_000 for left, _ in unsent)
+    assert [count for left, count in unsent if left < 100_000] == [1] * sum(left < 100_000 for left, _ in unsent)
     assert reported == [sink]
     # The flusher refers to this list, and each sink to the flusher.
     reported.clear()
@@ -710,13 +710,13 @@ def test_drained_sinks_are_not_reported_while_an_audience_is_posted_to():
     scheduled: list[int] = []
     flusher = Flusher(lambda: scheduled.append(1), 300_000)
     reported: list[Sink] = []
-    flusher.drained_bytes, flusher.on_drained = 100_000, reported.extend
+    flusher.writable_below_bytes, flusher.on_writable = 100_000, reported.extend
     audience = Audience(flusher)
     sink, _ = tls_sink(flusher)
     audience.add(sink)
     for _ in range(28):
         audience.post(b"x" * 10_000)
-    assert sink.await_drained()
+    assert sink.await_writable()
     # Beyond the bound the burst is written early, from within post().
     for _ in range(30):
         audience.post(b"x" * 10_000)
@@ -732,13 +732,13 @@ def test_drained_sinks_are_not_reported_while_an_audience_is_posted_to():
 def test_a_sink_that_is_lost_is_not_reported():
     flusher = Flusher(lambda: None)
     reported: list[Sink] = []
-    flusher.drained_bytes, flusher.on_drained = 100, reported.extend
+    flusher.writable_below_bytes, flusher.on_writable = 100, reported.extend
     sink, _ = tls_sink(flusher, room=0)
     for _ in range(30):
         sink.send(b"x" * 10_000)
-    assert sink.await_drained()
+    assert sink.await_writable()
     flusher.flush()
-    flusher.max_owed_bytes = 1000
+    flusher.max_unsent_bytes = 1000
     assert not sink.send(b"x" * 10_000)
     flusher.flush()
     assert flusher.overruns == 1

@@ -206,7 +206,7 @@ async def test_frames_arrive_whole_and_in_order_through_a_narrow_socket(poller, 
     got = b""
     while sent < 300 or received < total_of(expected):
         for _ in range(chance.randrange(4)):
-            if sent < 300 and ws.bytes_owed < 500_000:
+            if sent < 300 and ws.unsent_bytes < 500_000:
                 kind = chance.choice("uooo")
                 frame = f"<{kind}{sent}:".encode() + b"x" * chance.choice([0, 10, 3000, 20_000]) + b">"
                 expected[kind].append(frame)
@@ -221,7 +221,7 @@ async def test_frames_arrive_whole_and_in_order_through_a_narrow_socket(poller, 
     frames = [part + b">" for part in got.split(b">")[:-1]]
     assert [frame for frame in frames if frame[1:2] == b"u"] == expected["u"]
     assert [frame for frame in frames if frame[1:2] == b"o"] == expected["o"]
-    assert ws.bytes_owed == 0
+    assert ws.unsent_bytes == 0
     theirs.close()
     while ws.state != CLOSED:
         await asyncio.sleep(0)
@@ -553,7 +553,7 @@ async def test_http_stays_on_the_same_socket(http, wait_until):
     await loop.sock_sendall(client, b"more")
     await wait_until(lambda: len(ws.heard) == 2, what="more bytes")
     assert ws.heard[1] == ("data", b"more")
-    # Beyond the bound of what a WebSocket may be owed: a response may be large.
+    # Beyond the bound of what a WebSocket may have unsent: a response may be large.
     response = os.urandom(3_000_000)
     ws.write_http(response[:1000])
     ws.write_http(response[1000:])

@@ -199,9 +199,9 @@ async def test_a_slow_reader_gets_everything_in_order(served, head):
     for _ in range(40):
         ws.send(frame)
         await asyncio.sleep(0)
-    assert ws.bytes_owed > 100_000
+    assert ws.unsent_bytes > 100_000
     assert await client.read(40 * len(frame)) == frame * 40
-    assert ws.bytes_owed == 0
+    assert ws.unsent_bytes == 0
 
 
 async def test_close_notify_closes_and_is_answered(served, head, wait_until):

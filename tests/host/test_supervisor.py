@@ -759,11 +759,11 @@ async def test_sighup_applies_live_settings_and_names_those_that_need_a_restart(
 async def test_faulty_settings_change_nothing_and_say_why(tree, wait_until):
     tree.start(workers=1)
     await wait_until(lambda: tree.is_ready)
-    (tree.folder / "redpoll.toml").write_text("max_message_bytes = 5000\nmax_owed_bytes = 1\nprot = 1")
+    (tree.folder / "redpoll.toml").write_text("max_message_bytes = 5000\nmax_unsent_bytes = 1\nprot = 1")
     tree.process.send_signal(signal.SIGHUP)
     await wait_until(lambda: "not reloaded, everything stays as it was" in tree.err)
     assert "unknown setting; did you mean port?" in tree.err
-    assert "$.max_owed_bytes: " in tree.err
+    assert "$.max_unsent_bytes: " in tree.err
     assert not [note for note in tree.notes("worker0") if "settings" in note]
 
 

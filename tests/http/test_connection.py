@@ -8,7 +8,7 @@ from redpoll.http.connection import HttpConnection, State
 from redpoll.http.head import FieldTable
 from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST
 from redpoll.http.server import HttpServer
-from redpoll.loop.writable import MAX_UNSENT_BYTES
+from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
 HEAD_OF_4 = b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n"
@@ -19,7 +19,7 @@ class Stream:
     """Records what is written."""
 
     is_http = True
-    bytes_owed = 0
+    unsent_bytes = 0
 
     def __init__(self):
         self.written = []
@@ -118,17 +118,17 @@ def test_a_late_body_is_refused_by_the_server(port, http):
 
 def test_the_next_request_waits_until_the_client_has_read(port, http):
     http.received(GET % 1 + GET % 2)
-    http.stream.bytes_owed = MAX_UNSENT_BYTES
+    http.stream.unsent_bytes = WRITABLE_BELOW_BYTES
     http.answered(0, OK)
     assert (http.state, len(port.requests)) == (State.UNREAD, 1)
-    http.stream.bytes_owed = 0
+    http.stream.unsent_bytes = 0
     port.unread[http.stream]()
     assert (http.state, len(port.requests)) == (State.ANSWER, 2)
 
 
 def test_a_connection_that_is_lost_while_its_client_does_not_read_is_forgotten(port, http):
     http.received(GET % 1 + GET % 2)
-    http.stream.bytes_owed = MAX_UNSENT_BYTES
+    http.stream.unsent_bytes = WRITABLE_BELOW_BYTES
     http.answered(0, OK)
     http.gone()
     assert (http.state, port.unread) == (State.ENDED, {})

@@ -2,16 +2,16 @@
 
 import asyncio
 
-from redpoll.loop.writable import MAX_UNSENT_BYTES
+from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 
 
 async def stalled(bench, worker):
-    """A client that doesn't read, its connection in the worker, filled beyond MAX_UNSENT_BYTES."""
+    """A client that doesn't read, its connection in the worker, filled beyond WRITABLE_BELOW_BYTES."""
     client = await bench.client(worker)
     connection = next(c for c in worker.hub.everyone if c.session.socket_id == client.socket_id)
     client.socket.transport.pause_reading()
     sent = 0
-    while connection.bytes_owed < MAX_UNSENT_BYTES:
+    while connection.unsent_bytes < WRITABLE_BELOW_BYTES:
         connection.send(b"\x82\x7e\x40\x00" + b"x" * 16_384)
         sent += 1
         await asyncio.sleep(0)
@@ -22,7 +22,7 @@ async def test_a_connection_is_reported_when_its_client_has_read(bench, wait_unt
     worker = await bench.start()
     client, connection, sent = await stalled(bench, worker)
     unsent: list[int] = []
-    worker.hub.drain_signal.wait(connection, lambda: unsent.append(connection.bytes_owed))
+    worker.hub.writable_signal.wait(connection, lambda: unsent.append(connection.unsent_bytes))
     # Frames to others are flushed meanwhile.
     witness = await bench.client(worker)
     await witness.nothing_more()
@@ -31,8 +31,8 @@ async def test_a_connection_is_reported_when_its_client_has_read(bench, wait_unt
     for _ in range(sent):
         await asyncio.wait_for(client.socket.recv(), 60)
     await wait_until(lambda: len(unsent) == 1)
-    assert unsent[0] < MAX_UNSENT_BYTES
-    assert not worker.hub.drain_signal._waiting
+    assert unsent[0] < WRITABLE_BELOW_BYTES
+    assert not worker.hub.writable_signal._waiting
 
 
 async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_within_the_call(bench, wait_until):
@@ -40,8 +40,8 @@ async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_
     await bench.client(worker)
     (connection,) = worker.hub.everyone
     calls: list[int] = []
-    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
-    worker.hub.drain_signal.wait(connection, lambda: calls.append(2))
+    worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
+    worker.hub.writable_signal.wait(connection, lambda: calls.append(2))
     assert calls == []
     await wait_until(lambda: calls == [1, 2])
 
@@ -51,10 +51,10 @@ async def test_what_fits_into_the_kernel_is_reported_after_the_flush(bench, wait
     client = await bench.client(worker)
     (connection,) = worker.hub.everyone
     calls: list[int] = []
-    connection.send(b"\x82\x7f" + (MAX_UNSENT_BYTES).to_bytes(8) + b"x" * MAX_UNSENT_BYTES)
-    assert connection.bytes_owed >= MAX_UNSENT_BYTES
-    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
-    assert len(await asyncio.wait_for(client.socket.recv(), 60)) == MAX_UNSENT_BYTES
+    connection.send(b"\x82\x7f" + (WRITABLE_BELOW_BYTES).to_bytes(8) + b"x" * WRITABLE_BELOW_BYTES)
+    assert connection.unsent_bytes >= WRITABLE_BELOW_BYTES
+    worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
+    assert len(await asyncio.wait_for(client.socket.recv(), 60)) == WRITABLE_BELOW_BYTES
     await wait_until(lambda: calls == [1])
 
 
@@ -62,11 +62,11 @@ async def test_a_connection_that_closes_is_not_reported(bench, wait_until):
     worker = await bench.start()
     client, connection, _ = await stalled(bench, worker)
     calls: list[int] = []
-    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
+    worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     client.socket.transport.abort()
     await wait_until(lambda: not len(worker.hub.everyone))
     assert calls == []
-    assert not worker.hub.drain_signal._waiting
+    assert not worker.hub.writable_signal._waiting
 
 
 async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until):
@@ -78,7 +78,7 @@ async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until
     def fail() -> None:
         raise RuntimeError("injected")
 
-    worker.hub.drain_signal.wait(connection, fail)
-    worker.hub.drain_signal.wait(connection, lambda: calls.append(1))
+    worker.hub.writable_signal.wait(connection, fail)
+    worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     await wait_until(lambda: calls == [1])
     assert worker.loop_exceptions_total == 1

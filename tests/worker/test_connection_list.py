@@ -10,7 +10,7 @@ def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), u
     session = SimpleNamespace(
         app=SimpleNamespace(id=app), socket_id=f"{number}.1", channels=dict.fromkeys(channels), user_id=user
     )
-    return SimpleNamespace(session=session, arrival=Arrival(library, since), peer=peer, bytes_owed=0, **more)
+    return SimpleNamespace(session=session, arrival=Arrival(library, since), peer=peer, unsent_bytes=0, **more)
 
 
 async def sockets(connections, **question):

@@ -23,7 +23,7 @@ def connections() -> None:
 
 def _print_line(row: dict[str, Any]) -> None:
     columns = [row["socket"], time_text(row["since"]), safe(row["address"]), safe(row["library"]) or "-"]
-    columns += [f"{row['channels']} channels", f"{row['owed']} bytes unsent"]
+    columns += [f"{row['channels']} channels", f"{row['unsent']} bytes unsent"]
     if row["user"]:
         columns.append(f"user {safe(row['user'])}")
     click.echo("  ".join(columns))

@@ -82,7 +82,7 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
     except (StoreError, StoreUnavailable) as error:
         raise CommandError(str(error)) from error
     try:
-        records = Records(store, max_owed_bytes=settings.max_owed_bytes)
+        records = Records(store, max_unsent_bytes=settings.max_unsent_bytes)
         await records.load()
         webhooks = Webhooks(store, records, settings)
         await webhooks.load()

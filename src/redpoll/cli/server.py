@@ -34,6 +34,9 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
             default = f" Default: {default}." if default not in ("", None) else ""
             text = f"{setting.help}{unit}{default}".replace("`", "")
             command = click.option(setting.flag, setting.name, metavar="VALUE", help=text)(command)
+            if setting.was:
+                # config.py refuses it, and names the new one.
+                command = click.option(config.flag_of(setting.was), setting.was, hidden=True)(command)
     return with_config(command)
 
 

@@ -30,7 +30,7 @@ from redpoll.cluster.redis.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import is_cache
 
-__all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "confirmed", "read_cached"]
+__all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "ask_within", "read_cached"]
 
 # A publisher gets its answer within 2 s, also if Redis didn't confirm.
 CONFIRM_S: Final = 1.9
@@ -62,7 +62,7 @@ class Outgoing(NamedTuple):
     user: str | None = None
 
 
-async def confirmed(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
+async def ask_within(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
     """The answer to `ask`, which is called when Redis is connected. Raises Unavailable: no answer within `confirm_s`,
     or an error."""
     try:
@@ -87,7 +87,7 @@ class Cached(NamedTuple):
 async def read_cached(link: Link, keys: Keys, app_id: str, channel: str) -> Cached | None:
     """A channel's cached event, for `info=cache`. Raises Unavailable."""
     key = keys.cached(app_id, channel)
-    tail, ttl_ms = await confirmed(link, lambda: asyncio.gather(link.ask(b"GET", key), link.ask(b"PTTL", key)))
+    tail, ttl_ms = await ask_within(link, lambda: asyncio.gather(link.ask(b"GET", key), link.ask(b"PTTL", key)))
     if tail is None or ttl_ms == -2:
         return None
     *_, event, data = _frame.envelope(cached_envelope(tail))

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from redpoll import _frame
-from redpoll.cluster.bus import confirmed
+from redpoll.cluster.bus import ask_within
 from redpoll.cluster.envelopes import event_of_tail
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Done, Link
@@ -216,7 +216,7 @@ class History:
         epoch, keys = secrets.token_hex(8), self._keys
         names = [*self._names(app_id, channel), keys.histories(keys.shard(app_id, channel), app_id)]
         args = (keys.publish, keys.topic(app_id, channel), epoch, channel)
-        return epoch if await confirmed(self._link, lambda: self._link.execute(CLEAR, names, args)) else None
+        return epoch if await ask_within(self._link, lambda: self._link.execute(CLEAR, names, args)) else None
 
     def _names(self, app_id: str, channel: str) -> list[bytes]:
         return [self._keys.history(app_id, channel), self._keys.history_meta(app_id, channel)]
@@ -231,7 +231,7 @@ class History:
     ) -> Page:
         args = (low, high, count, min(max_bytes, MAX_PAGE_BYTES), "last" if last else "first")
         names = self._names(app_id, channel)
-        return self._page_of(await confirmed(self._link, lambda: self._link.execute(HISTORY, names, args)))
+        return self._page_of(await ask_within(self._link, lambda: self._link.execute(HISTORY, names, args)))
 
     @staticmethod
     def _page_of(reply: list[Any]) -> Page:

@@ -10,7 +10,7 @@ import secrets
 from enum import Enum
 from typing import Any, NamedTuple
 
-from redpoll.cluster.bus import CONFIRM_S, ONCE_S, confirmed
+from redpoll.cluster.bus import CONFIRM_S, ONCE_S, ask_within
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 
@@ -75,7 +75,7 @@ class Idempotency:
             await self._confirmed(b"DEL", claim.key)
 
     async def _confirmed(self, *command: Any) -> Any:
-        return await confirmed(self._link, lambda: self._link.ask(*command), self._confirm_s)
+        return await ask_within(self._link, lambda: self._link.ask(*command), self._confirm_s)
 
 
 def _value(fingerprint: bytes, once: str) -> bytes:

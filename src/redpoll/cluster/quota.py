@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.bus import CONFIRM_S, confirmed
+from redpoll.cluster.bus import CONFIRM_S, ask_within
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import SPEND
@@ -64,7 +64,7 @@ class Quota:
     async def used(self, app_id: str, day: str | None = None) -> int:
         """The count of a day, today's by default. Raises Unavailable."""
         key = self._keys.spent(app_id, day or self.today())
-        return int(await confirmed(self._link, lambda: self._link.ask(b"GET", key), self._confirm_s) or 0)
+        return int(await ask_within(self._link, lambda: self._link.ask(b"GET", key), self._confirm_s) or 0)
 
     async def restore(self, app_id: str, day: str, n: int) -> int:
         """Makes the count of a day at least `n`, and returns it. Raises Unavailable."""
@@ -72,5 +72,5 @@ class Quota:
 
     async def _run(self, app_id: str, day: str, n: int, limit: int, at_least: int) -> Spent:
         names, args = (self._keys.spent(app_id, day),), (n, limit, at_least, _LIFETIME_S)
-        ok, used = await confirmed(self._link, lambda: self._link.execute(SPEND, names, args), self._confirm_s)
+        ok, used = await ask_within(self._link, lambda: self._link.execute(SPEND, names, args), self._confirm_s)
         return Spent(ok == 1, used)

@@ -7,7 +7,7 @@ accept more than the limit.
 
 from typing import Final, NamedTuple
 
-from redpoll.cluster.bus import CONFIRM_S, confirmed
+from redpoll.cluster.bus import CONFIRM_S, ask_within
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import RATE
@@ -38,5 +38,5 @@ class SharedRate:
         """At most `wanted` of what is left of `limit` in the address's window. Raises Unavailable."""
         names, args = (self._keys.rate(address),), (wanted, limit, int(window_s * _MS))
         ask = self._link.execute
-        granted, taken, left_ms = await confirmed(self._link, lambda: ask(RATE, names, args), self._confirm_s)
+        granted, taken, left_ms = await ask_within(self._link, lambda: ask(RATE, names, args), self._confirm_s)
         return Part(granted, taken, left_ms / _MS)

@@ -32,12 +32,13 @@ from redpoll.config.app_names import (
     valid_app_secret,
 )
 from redpoll.config.redis_url import RedisUrl
-from redpoll.config.setting_table import PREFIX, TABLE, Setting, sample
+from redpoll.config.setting_table import PREFIX, TABLE, Setting, flag_of, sample, variable_of
 from redpoll.config.settings import Alias, Settings
 
-__all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "load", "sample", "suggestion"]
+__all__ = ["TABLE", "ConfigError", "Fault", "Setting", "Settings", "flag_of", "load", "sample", "suggestion"]
 
 _BY_NAME = {setting.name: setting for setting in TABLE}
+_RENAMED = {setting.was: setting for setting in TABLE if setting.was}
 _APP = ("app_id", "app_key", "app_secret")
 _SHORT_PASSWORD_CHARS = 12
 # URLs that may contain a password or a token, though the settings aren't secret as a whole.
@@ -96,9 +97,11 @@ def load(
     """
     faults: list[Fault] = []
     given = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
-    given |= _from_environment(environment)
+    given |= _from_environment(environment, faults)
     for name, value in flags.items():
-        if value is not None:
+        if value is not None and name in _RENAMED:
+            faults.append(Fault(flag_of(name), f"was renamed to {_RENAMED[name].flag}"))
+        elif value is not None:
             given[name] = _Given(value, _BY_NAME[name].flag, strict=False)
     values: dict[str, Any] = {}
     for setting in TABLE:
@@ -119,7 +122,12 @@ def load(
     prefix = values.get("path_prefix", "").strip("/")
     values["path_prefix"] = f"/{prefix}" if prefix else ""
     settings = Settings(**values)
-    warnings = _unknown_variables(environment)
+    return settings, _unknown_variables(environment) + _doubts(settings) + _open_secrets(given)
+
+
+def _doubts(settings: Settings) -> list[str]:
+    """Warnings about settings that are possible together, but hardly what the operator wants."""
+    warnings = []
     if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
         warnings.append("tls_cert or tls_key is set but tls_port is not: nothing is served over TLS")
     if settings.database_url and not settings.redis_url:
@@ -142,10 +150,9 @@ def load(
             "proxy_protocol is on and trusted_proxies is empty: whoever reaches the port can choose the address that "
             "limits and logs see; name the proxy in trusted_proxies, or let only the proxy reach the port"
         )
-    warnings += _open_secrets(given)
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
         warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")
-    return settings, warnings
+    return warnings
 
 
 def _converted(entry: _Given, setting: Setting) -> Any:
@@ -183,13 +190,18 @@ def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
         value_path = f"{path}: $.{name}"
         if name in _BY_NAME:
             given[name] = _Given(value, value_path, strict=True, file=path)
+        elif name in _RENAMED:
+            faults.append(Fault(value_path, f"was renamed to {_RENAMED[name].name}"))
         else:
             faults.append(Fault(value_path, f"unknown setting{suggestion(name, _BY_NAME)}"))
     return given
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+def _from_environment(environment: Mapping[str, str], faults: list[Fault]) -> dict[str, _Given]:
     given = {}
+    for name, setting in _RENAMED.items():
+        if environment.get(variable_of(name)):
+            faults.append(Fault(variable_of(name), f"was renamed to {setting.variable}"))
     for setting in TABLE:
         if setting.name not in _APP:
             for alias in (Alias(setting.variable), *setting.aliases):

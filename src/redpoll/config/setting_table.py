@@ -9,7 +9,7 @@ import msgspec
 
 from redpoll.config.settings import Alias, Settings
 
-__all__ = ["PREFIX", "TABLE", "VARIABLES", "Setting", "sample", "without_secrets"]
+__all__ = ["PREFIX", "TABLE", "VARIABLES", "Setting", "flag_of", "sample", "variable_of", "without_secrets"]
 
 PREFIX = "REDPOLL_"
 
@@ -28,6 +28,8 @@ class Setting:
     is_secret: bool
     # `redpoll reload` applies a change of it; a change of any other needs a restart.
     is_live: bool
+    # An earlier name, which is refused.
+    was: str
 
     @property
     def is_list(self) -> bool:
@@ -39,11 +41,19 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.name.upper()
+        return variable_of(self.name)
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _rows() -> tuple[Setting, ...]:
@@ -65,6 +75,7 @@ def _rows() -> tuple[Setting, ...]:
                 extra["flag"],
                 extra["secret"],
                 extra["live"],
+                extra["was"],
             )
         )
     return tuple(rows)

@@ -34,9 +34,11 @@ def _about(
     flag: bool = True,
     secret: bool = False,
     live: bool = False,
+    was: str = "",
     **bounds: Any,
 ) -> Meta:
-    extra = {"unit": unit, "aliases": aliases, "flag": flag and not secret, "secret": secret, "live": live}
+    """`live`: a reload applies it. `was`: an earlier name, which is refused with a sentence that names this one."""
+    extra = {"unit": unit, "aliases": aliases, "flag": flag and not secret, "secret": secret, "live": live, "was": was}
     return Meta(description=text, extra=extra, **bounds)
 
 
@@ -258,12 +260,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 65_536
-    max_owed_bytes: Annotated[
+    max_unsent_bytes: Annotated[
         int,
         _about(
             "Maximum of data queued for one connection that does not read. Beyond it the connection is closed with "
             "4100.",
             "bytes",
+            was="max_owed_bytes",
             ge=64 * 1024,
             le=1024 * 1024 * 1024,
         ),

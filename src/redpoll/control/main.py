@@ -94,7 +94,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     charts = await _open_charts(start)
     restored: list[Path] = []
     try:
-        records = Records(store, max_owed_bytes=start.settings.max_owed_bytes)
+        records = Records(store, max_unsent_bytes=start.settings.max_unsent_bytes)
         await records.load()
         webhooks = Webhooks(store, records, start.settings)
         await webhooks.load()

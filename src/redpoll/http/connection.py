@@ -15,7 +15,7 @@ from redpoll.http.errors import closing
 from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, LAST
 from redpoll.http.reader import PIECE_BYTES, Fault, ParsedRequest, Phase, RequestReader
 from redpoll.http.server import HttpServer, S
-from redpoll.loop.writable import MAX_UNSENT_BYTES
+from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 
 __all__ = ["HttpConnection", "State"]
 
@@ -179,7 +179,7 @@ class HttpConnection(Generic[S]):
         stream, reader = self.stream, self._reader
         while reader.requests:
             # A client that pipelines must read the answers before its next request is executed.
-            if stream.bytes_owed >= MAX_UNSENT_BYTES:
+            if stream.unsent_bytes >= WRITABLE_BELOW_BYTES:
                 self.state = _UNREAD
                 self._server.when_read(stream, self._client_has_read)
                 return

@@ -34,10 +34,10 @@ _EPISODE_S: Final = 10.0
 
 
 class Stream(Protocol):
-    """The bytes of a connection. `bytes_owed` wait to be sent; `is_http`: it is open."""
+    """The bytes of a connection. `unsent_bytes` wait to be sent; `is_http`: it is open."""
 
     @property
-    def bytes_owed(self) -> int: ...
+    def unsent_bytes(self) -> int: ...
     @property
     def is_http(self) -> bool: ...
 

@@ -17,9 +17,10 @@ import structlog
 
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.membership.registry import Registry
+from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 from redpoll.worker.hub.hub import Hub
-from redpoll.worker.timers.drain import DRAINED, Drain
+from redpoll.worker.timers.drain import Drain
 
 __all__ = ["Aside"]
 
@@ -89,7 +90,7 @@ class Aside:
             return
         self.on = True
         log.error("clients closed, this worker does not reach redis", connections=len(self._hub.everyone))
-        self._hub.admission.dismiss(Refusal(DRAINED, _MESSAGE))
+        self._hub.admission.dismiss(Refusal(Code.RECONNECT, _MESSAGE))
         self._spawn(self._close_all())
 
     async def _close_all(self) -> None:

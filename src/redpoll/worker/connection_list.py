@@ -28,7 +28,7 @@ async def page_of(connections: Iterable[Connection], question: Mapping[str, Any]
 
     `find` is a part of a socket id, an address, a library or a user id; `channel` is one they are subscribed to; "" for
     any. `total` counts all that match. One connection is `{socket, app, address, library, since, channels, named,
-    user, owed}`: `channels` is a number, `named` the first of them, `owed` the unsent bytes.
+    user, unsent}`: `channels` is a number, `named` the first of them, `unsent` the bytes that wait.
 
     Searches for a slice in each pass of the loop.
     """
@@ -87,5 +87,5 @@ def _described(connection: Connection) -> dict[str, Any]:
         "channels": len(session.channels),
         "named": list(islice(session.channels, _MAX_CHANNELS_NAMED)),
         "user": session.user_id,
-        "owed": connection.bytes_owed,
+        "unsent": connection.unsent_bytes,
     }

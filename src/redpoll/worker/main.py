@@ -33,6 +33,7 @@ from redpoll.cluster.traces import TraceWriter
 from redpoll.ipc.child_pipe import ChildPipe, Start
 from redpoll.loop.slices import walk
 from redpoll.protocol.apps import App
+from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 from redpoll.text import logs
 from redpoll.worker import connection_list
@@ -48,7 +49,7 @@ from redpoll.worker.replay import user_resume
 from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.timers.backpressure import Backpressure
 from redpoll.worker.timers.collector import Collector
-from redpoll.worker.timers.drain import DRAINED, Drain
+from redpoll.worker.timers.drain import Drain
 from redpoll.worker.timers.janitor import STATS_EVERY_TICKS, Janitor
 from redpoll.worker.timers.paced_close import PacedClose
 
@@ -95,7 +96,7 @@ class Worker:
 
         self.poller = Poller(self.loop)
         self.collector = Collector(self.loop)
-        self.flusher = Flusher(self._schedule_flush, settings.max_owed_bytes, poller=self.poller)
+        self.flusher = Flusher(self._schedule_flush, settings.max_unsent_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
         self.link = open_link(start.redis_url)
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
@@ -200,14 +201,14 @@ class Worker:
             self.gate.draining = self._stopped_listening
             return
         self.gate.draining = True
-        self.hub.admission.dismiss(Refusal(DRAINED, _DRAINING))
+        self.hub.admission.dismiss(Refusal(Code.RECONNECT, _DRAINING))
         self._drain.begin(_DRAINING, within_s, max_per_s=max_per_s)
 
     async def _leave(self) -> None:
         grace_s = self.start_message.settings.shutdown_grace_s
         try:
             async with asyncio.timeout(grace_s):
-                self.hub.admission.dismiss(Refusal(DRAINED, _RESTARTING))
+                self.hub.admission.dismiss(Refusal(Code.RECONNECT, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
                 self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=self._max_per_s)
                 while self.gate.connections:
@@ -268,7 +269,7 @@ class Worker:
         if old is None:
             return
         if new is None:
-            self._close_app(app_id, 4001, "the app was deleted")
+            self._close_app(app_id, Code.UNKNOWN_KEY, "the app was deleted")
             return
         self.hub.users.app_changed(old, new)
         if bool(new.user_resume_s) != bool(old.user_resume_s):
@@ -276,7 +277,7 @@ class Worker:
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
             self._each_of_app(app_id, self.janitor.sign_in_timeout_changed)
         if not new.enabled:
-            self._close_app(app_id, 4003, "the app is disabled")
+            self._close_app(app_id, Code.APP_DISABLED, "the app is disabled")
 
     def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
         """Calls `work` with each open connection of the app, a slice of them in each pass of the loop. It follows the
@@ -369,7 +370,7 @@ class Worker:
                 "frames_posted_total": flusher.frames_posted,
                 "frames_written_total": flusher.frames_written,
                 "bytes_written_total": flusher.bytes_written,
-                "bytes_owed": self._unsent.total,
+                "unsent_bytes": self._unsent.total,
                 "slow_consumers_closed_total": flusher.overruns,
                 "send_errors_total": flusher.sinks_closed_on_error,
                 "callback_errors_total": engine["callback_errors"],

@@ -375,16 +375,16 @@ def app(**settings) -> App:
 def test_record_sets_the_cap_and_whether_events_are_cached():
     local_channel, news = LocalChannel("7", "presence-cache-room", "p", b"topic"), room(presence=False)
     for channel in (local_channel, news):
-        channel.follow(app(max_presence_members=3))
+        channel.apply_settings(app(max_presence_members=3))
     assert (local_channel.settings.cap, local_channel.settings.caches) == (3, True)
     assert (news.settings.cap, news.settings.caches) == (0, False)
-    local_channel.follow(app(max_presence_members=5))
+    local_channel.apply_settings(app(max_presence_members=5))
     assert local_channel.settings.cap == 5
 
 
 def test_every_call_carries_the_flags_for_webhook_rows():
     local_channel = room()
-    local_channel.follow(app(hooks="om"))
+    local_channel.apply_settings(app(hooks="om"))
     wait(local_channel, "a")
     assert send(local_channel).flags == "rlom"
     answer(local_channel)
@@ -395,20 +395,20 @@ def test_every_call_carries_the_flags_for_webhook_rows():
     local_channel.connection_lost()
     assert send(local_channel).flags == "krom"
     answer(local_channel)
-    local_channel.follow(app())
+    local_channel.apply_settings(app())
     local_channel.detach("a")
     assert send(local_channel).flags == ""
 
 
 def test_joins_of_a_channel_with_history_ask_for_its_position():
     local_channel = room(presence=False)
-    local_channel.follow(app(history=(RULE,), max_history_channels=6_400))
+    local_channel.apply_settings(app(history=(RULE,), max_history_channels=6_400))
     wait(local_channel)
     assert (local_channel.rule, local_channel.settings.max_histories) == (RULE, cap_of_shard(6_400))
     assert send(local_channel).flags == "hl"
     answer(local_channel)
     local_channel.history = HistoryPosition("e", 5, True)
-    local_channel.follow(app(history=(RULE,)))
+    local_channel.apply_settings(app(history=(RULE,)))
     assert local_channel.plan() is None
     wait(local_channel)
     assert send(local_channel).flags == "h"
@@ -422,27 +422,27 @@ def test_joins_of_a_channel_with_history_ask_for_its_position():
 
 def test_history_position_is_asked_for_once_and_forgotten_when_the_rule_goes():
     local_channel = room(presence=False)
-    local_channel.follow(app())
+    local_channel.apply_settings(app())
     attach(local_channel, None)
-    local_channel.follow(app(history=(RULE,)))
+    local_channel.apply_settings(app(history=(RULE,)))
     call = send(local_channel)
     assert (call.flags, call.tickets, call.base) == ("h", [], 1)
     answer(local_channel)
     # The app may have no more histories. Redis isn't asked again until a client joins or the record changes.
     assert local_channel.plan() is None
-    local_channel.follow(app(history=(RULE,)))
+    local_channel.apply_settings(app(history=(RULE,)))
     assert send(local_channel).flags == "h"
     answer(local_channel)
     local_channel.history = HistoryPosition("e", 5, True)
-    local_channel.follow(app())
+    local_channel.apply_settings(app())
     assert (local_channel.rule, local_channel.history, local_channel.plan()) == (None, None, None)
 
 
 def test_history_position_is_asked_for_again_after_an_unknown_outcome():
     local_channel = room(presence=False)
-    local_channel.follow(app())
+    local_channel.apply_settings(app())
     attach(local_channel, None)
-    local_channel.follow(app(history=(RULE,)))
+    local_channel.apply_settings(app(history=(RULE,)))
     call = send(local_channel)
     local_channel.call = None
     local_channel.connection_lost()
@@ -454,7 +454,7 @@ def test_history_position_is_asked_for_again_after_an_unknown_outcome():
 
 def test_history_of_a_channel_without_subscribers_is_not_asked_for():
     local_channel = room(presence=False)
-    local_channel.follow(app(history=(RULE,)))
+    local_channel.apply_settings(app(history=(RULE,)))
     assert local_channel.plan() is None
     assert local_channel.idle
 
@@ -463,5 +463,5 @@ def test_only_channels_follow_the_record():
     for kind, channel in (("u", "%u:a"), ("q", "%conn"), ("t", "#server-to-user-a")):
         local_channel = LocalChannel("7", channel, kind, b"topic")
         local_channel.settings = ChannelSettings(cap=9)
-        local_channel.follow(app(history=(RULE,), hooks="omcxs"))
+        local_channel.apply_settings(app(history=(RULE,), hooks="omcxs"))
         assert (local_channel.settings, local_channel.needs_position) == (ChannelSettings(cap=9), False)

@@ -40,7 +40,7 @@ async def worker(redis, plane):
 
 def connection(**changed):
     row = {"socket": "1.2", "app": "3", "address": "10.0.0.1", "library": "js 8.6.0", "since": 1_000_000}
-    return {**row, "channels": 1, "named": ["news"], "user": None, "owed": 2048, **changed}
+    return {**row, "channels": 1, "named": ["news"], "user": None, "unsent": 2048, **changed}
 
 
 async def test_connections_are_shown_escaped(browser, worker):

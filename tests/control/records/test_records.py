@@ -172,7 +172,7 @@ async def test_member_list_of_a_full_channel_must_fit_into_half_the_send_buffer(
         await records.set_app(app.id, {"max_presence_members": 500})
     assert (records.apps[app.id], records.version) == (app, version)
     await records.set_app(app.id, {"max_presence_members": 455})
-    wide = Records(store, max_owed_bytes=2 * 1_048_576)
+    wide = Records(store, max_unsent_bytes=2 * 1_048_576)
     await wide.load()
     await wide.set_app(app.id, {"max_presence_members": 500})
 

@@ -67,7 +67,7 @@ async def test_an_exception_closes_only_its_connection_and_is_counted(bench, mon
 
 async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(bench):
     """The limit of unsent bytes (deploy/failures.md "Slow clients"): 1 MiB by default, 64 KiB here."""
-    worker = await bench.start(max_owed_bytes=65_536)
+    worker = await bench.start(max_unsent_bytes=65_536)
     reading, stalled = await bench.client(worker), await bench.client(worker)
     await reading.subscribe("news")
     await stalled.subscribe("news")
@@ -81,7 +81,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
         for _ in range(10):
             await reading.until("n")
     await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
-    assert sum(connection.bytes_owed for connection in worker.hub.everyone) == 0
+    assert sum(connection.unsent_bytes for connection in worker.hub.everyone) == 0
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()
     await asyncio.wait_for(stalled.socket.wait_closed(), 60)

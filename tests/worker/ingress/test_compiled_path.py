@@ -27,7 +27,7 @@ class Connection:
     """Records what is written, and closes at the first answer that ends it."""
 
     is_http = True
-    bytes_owed = 0
+    unsent_bytes = 0
 
     def __init__(self):
         self.written = []

@@ -8,7 +8,7 @@ from redpoll._fanout import Flusher
 from redpoll.config.config import Settings
 from redpoll.config.proxies import NO_PROXIES
 from redpoll.http.reader import ParsedRequest
-from redpoll.loop.writable import DrainSignal
+from redpoll.loop.writable import WritableSignal
 from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.ingress.strangers import Strangers
@@ -23,7 +23,7 @@ async def http(tmp_path):
     return HttpRequests(
         Settings(trusted_proxies=["10.0.0.0/8"]),
         FakeJanitor(),
-        DrainSignal(Flusher(lambda: None)),
+        WritableSignal(Flusher(lambda: None)),
         str(tmp_path / "none.sock"),
         10,
         Strangers(0, NO_PROXIES),

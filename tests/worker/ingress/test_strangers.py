@@ -12,7 +12,7 @@ class Peer:
 
     def __init__(self, address="8.8.8.8"):
         self.address = address
-        self.bytes_owed = 0
+        self.unsent_bytes = 0
         self.aborted = False
 
     def abort(self):
@@ -58,11 +58,11 @@ def test_a_trusted_proxy_has_no_limit_and_an_unknown_one_a_larger():
 def test_a_place_is_held_until_the_answer_is_read():
     strangers = Strangers(1, PROXIES)
     peer = place(strangers, "8.8.8.8")
-    peer.bytes_owed = 100_000
+    peer.unsent_bytes = 100_000
     strangers.rest(peer)
     strangers.beat()
     assert len(strangers) == 1
-    peer.bytes_owed = 0
+    peer.unsent_bytes = 0
     # Its next request came first.
     assert strangers.take(peer, "8.8.8.8")
     strangers.beat()
@@ -96,7 +96,7 @@ def test_those_that_nobody_would_miss_go_first():
 
 def test_an_answer_that_is_not_written_yet_is_not_cut():
     strangers, peers = crowd(closing=["1", "2"])
-    peers["closing"][0].bytes_owed = 1
+    peers["closing"][0].unsent_bytes = 1
     assert strangers.make_room("new")
     assert aborted(peers["closing"]) == [False, True]
 

@@ -28,7 +28,7 @@ PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\0"
 @pytest.fixture
 async def edge(bench, tmp_path):
     """A TLS port of a worker that queues no more than 256 KiB for one client."""
-    edge = Edge(await bench.start(max_owed_bytes=262_144), tmp_path)
+    edge = Edge(await bench.start(max_unsent_bytes=262_144), tmp_path)
     await edge.listeners.open()
     yield edge
     edge.close()
@@ -126,7 +126,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
         assert posted < 60_000_000, "never closed"
         for _ in range(10):
             await reading.until("n")
-    assert connection.bytes_owed <= 262_144
+    assert connection.unsent_bytes <= 262_144
     await wait_until(lambda: len(worker.hub.everyone) == 1)
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()

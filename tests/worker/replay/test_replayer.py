@@ -611,8 +611,8 @@ class TestSlowReaders:
         await slow.ask("stored-a", rewind={"seconds": 600})
         replayer = worker.hub.replayer
         await bench.settled(worker, lambda: replayer.waiting)
-        owed = max(connection.bytes_owed for connection in worker.hub.everyone)
-        assert owed < 640 * 1024
+        unsent = max(connection.unsent_bytes for connection in worker.hub.everyone)
+        assert unsent < 640 * 1024
         quick = await bench.client(worker)
         await quick.subscribe("stored-a", rewind={"count": 100})
         await quick.events(100)

@@ -45,7 +45,7 @@ async def test_a_replay_goes_on_when_its_connection_has_drained():
     table = Table()
     slow, other = table.replay(), table.replay()
     for replay in (slow, other):
-        table.waiting.wait_drained(replay)
+        table.waiting.wait_writable(replay)
     table.drained(other.connection)
     assert table.gone == [other]
     assert slow.state is State.WAITING_FOR_DRAIN
@@ -59,7 +59,7 @@ async def test_a_few_replays_of_one_connection_go_on_at_a_time():
     connection = Connection()
     replays = [table.replay(connection) for _ in range(9)]
     for replay in replays:
-        table.waiting.wait_drained(replay)
+        table.waiting.wait_writable(replay)
     assert len(table.awaited[connection]) == 1
     table.drained(connection)
     assert table.gone == replays[:4]
@@ -78,7 +78,7 @@ async def test_a_replay_that_leaves_is_not_called():
     connection = Connection()
     leaving, staying = table.replay(connection), table.replay(connection)
     for replay in (leaving, staying):
-        table.waiting.wait_drained(replay)
+        table.waiting.wait_writable(replay)
     table.waiting.forget(leaving)
     table.drained(connection)
     assert table.gone == [staying]
@@ -87,7 +87,7 @@ async def test_a_replay_that_leaves_is_not_called():
 async def test_a_closed_connection_leaves_nothing():
     table = Table()
     replay = table.replay()
-    table.waiting.wait_drained(replay)
+    table.waiting.wait_writable(replay)
     table.waiting.forget(replay)
     table.waiting.closed(replay.connection)
     assert not table.waiting._queues
@@ -109,7 +109,7 @@ async def test_a_replay_ahead_of_its_channel_waits_for_it(wait_until):
     await wait_until(lambda: table.waiting._retry_timer is None)
 
 
-@pytest.mark.parametrize("wait", ["wait_drained", "wait_retry"])
+@pytest.mark.parametrize("wait", ["wait_writable", "wait_retry"])
 async def test_a_client_without_an_answer_for_too_long_is_closed(wait, wait_until, monkeypatch):
     monkeypatch.setattr(module, "_EXPIRY_S", 0.05)
     table = Table()

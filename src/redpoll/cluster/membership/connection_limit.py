@@ -18,11 +18,12 @@ from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import App
+from redpoll.protocol.errors import Code
 
 __all__ = ["ConnectionLimit"]
 
-FULL: Final = 4004
-TRY_AGAIN: Final = 4100
+FULL: Final = Code.OVER_QUOTA
+TRY_AGAIN: Final = Code.OVER_CAPACITY
 
 _CONN: Final = "%conn"
 
@@ -134,7 +135,7 @@ class ConnectionLimit:
                 if ticket in waiting:
                     local_channel.withdraw(ticket)
                 self._admit(app_id, ticket)
-        self._channels.touch(local_channel)
+        self._channels.mark_dirty(local_channel)
 
     def answered(self, local_channel: LocalChannel, joined: Sequence[Ticket], refused: Sequence[Ticket]) -> None:
         """Takes a reply of `hold` for `%conn`. `joined` are attached already."""
@@ -168,14 +169,14 @@ class ConnectionLimit:
         local_channel.settings = ChannelSettings(cap=self._limits[app_id])
         for ticket in tickets:
             local_channel.wait(ticket)
-        self._channels.touch(local_channel)
+        self._channels.mark_dirty(local_channel)
 
     def _update(self, app_id: str) -> LocalChannel:
         local_channel = self._channels.hold(app_id, _CONN, CONNECTIONS)
         cap = self._limits.get(app_id, 0)
         local_channel.settings = ChannelSettings(cap=cap)
         local_channel.attached = self._connections.get(app_id, 0) if cap else 0
-        self._channels.touch(local_channel)
+        self._channels.mark_dirty(local_channel)
         return local_channel
 
     def _admit(self, app_id: str, ticket: Ticket) -> None:
@@ -188,7 +189,7 @@ class ConnectionLimit:
         if ticket.local_channel is not None:
             local_channel = ticket.local_channel
             local_channel.withdraw(ticket)
-            self._channels.touch(local_channel)
+            self._channels.mark_dirty(local_channel)
         self._events.turned_away(ticket, code)
 
     # Retries of refused connections.

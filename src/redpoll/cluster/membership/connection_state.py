@@ -28,7 +28,7 @@ class ConnectionState(Enum):
     REGISTERING = "registering"
     """Connected; Redis is asked to accept this connection for our W."""
     REASSERTING = "reasserting"
-    """This worker writes everything that it holds to Redis again. Changes wait."""
+    """This worker writes everything that it holds to Redis again. Changes are sent as well."""
     OPEN = "open"
     """Redis knows everything; changes are sent as they happen."""
     PARTLY = "partly"

@@ -34,7 +34,7 @@ class Counts:
         """Makes a call that asks Redis for the count, and announces it if it may be."""
         if local_channel.tally is not None and not local_channel.dropped:
             local_channel.tally.make_due()
-            self._channels.touch(local_channel)
+            self._channels.mark_dirty(local_channel)
 
     def make_all_due(self, local_channels: Iterable[LocalChannel]) -> None:
         """The worker ends: announces now what would be announced later."""
@@ -61,7 +61,7 @@ class Counts:
         is_new = tally.announced_elsewhere(total) if local_channel.asserted else tally.announced(total)
         if is_new and local_channel.attached:
             self._events.counted(local_channel, total)
-        self._channels.touch(local_channel)
+        self._channels.mark_dirty(local_channel)
 
     def _later(self, local_channel: LocalChannel, delay_s: float) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(delay_s, self.make_due, local_channel)

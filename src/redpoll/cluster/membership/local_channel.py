@@ -264,7 +264,7 @@ class LocalChannel:
         self.activity = Activity.NONE
         self.asserted = True
 
-    def follow(self, app: App) -> None:
+    def apply_settings(self, app: App) -> None:
         """Takes the channel's settings from the app's record. Call it at every join, when the record changed, and when
         Redis lost the history."""
         if app is self.app:

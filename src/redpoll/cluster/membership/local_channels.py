@@ -24,7 +24,7 @@ class LocalChannels:
     """`by_name` has every channel and pseudo-channel, by app id and name. `by_topic` has those with a topic; only these
     are reported to `events`, because pseudo-channels have no subscribers.
 
-    `on_touch(local_channel)` is called when something about a channel changed that Redis may have to know. sync.py
+    `on_dirty(local_channel)` is called when something about a channel changed that Redis may have to know. sync.py
     sets it.
     """
 
@@ -35,14 +35,14 @@ class LocalChannels:
         # Sums over the channels of `by_topic`: those with a subscriber, and their subscribers.
         self.occupied = 0
         self.subscriptions = 0
-        self.on_touch: Callable[[LocalChannel], None] = _ignore
+        self.on_dirty: Callable[[LocalChannel], None] = _ignore
         self._keys = keys
         self._events = events
         self._emptied = asyncio.Event()
 
-    def touch(self, local_channel: LocalChannel) -> None:
+    def mark_dirty(self, local_channel: LocalChannel) -> None:
         """Something about this channel changed: it is written to Redis in this tick, or after the call in flight."""
-        self.on_touch(local_channel)
+        self.on_dirty(local_channel)
 
     def attached_changed(self, local_channel: LocalChannel, before: int) -> None:
         """Sockets were attached or detached; `before` is how many were attached."""

@@ -246,4 +246,4 @@ class Reconnect:
         if breaks == self._connection.breaks[local_channel.shard]:
             local_channel.activity = Activity.NONE
             self._scanned.discard(local_channel)
-            self._sync.touch(local_channel)
+            self._sync.mark_dirty(local_channel)

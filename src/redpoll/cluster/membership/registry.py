@@ -289,7 +289,7 @@ class Registry:
         ticket.since = self._link.clock()
         local_channel.wait(ticket)
         self._pending.add(ticket)
-        self._sync.touch(local_channel)
+        self._sync.mark_dirty(local_channel)
         return local_channel
 
     def join_at_once(self, app: App, channel: str) -> LocalChannel | None:
@@ -311,7 +311,7 @@ class Registry:
         local_channel = ticket.local_channel
         if local_channel is not None:
             local_channel.withdraw(ticket)
-            self._sync.touch(local_channel)
+            self._sync.mark_dirty(local_channel)
         return ticket.cancelled
 
     def leave(self, app_id: str, channel: str, user: str | None = None) -> None:
@@ -322,7 +322,7 @@ class Registry:
         if local_channel.is_plain(local_channel.app):
             self._sync.touch_count(local_channel)
         else:
-            self._sync.touch(local_channel)
+            self._sync.mark_dirty(local_channel)
 
     def app_changed(self, old: App | None, new: App | None) -> None:
         """An app's record changed: writes to Redis what the app turned on or off. If the app is gone, the hub closes
@@ -349,14 +349,14 @@ class Registry:
                 if self._follow(local_channel, app):
                     self._counts.make_due(local_channel)
                 elif local_channel.needs_position:
-                    self._sync.touch(local_channel)
+                    self._sync.mark_dirty(local_channel)
         if cursor.done:
             del self._following[app_id]
         return bool(self._following)
 
     def _follow(self, local_channel: LocalChannel, app: App) -> bool:
         # True: subscription_count was turned on for this channel.
-        local_channel.follow(app)
+        local_channel.apply_settings(app)
         return self._counts.switch(local_channel, app.subscription_count)
 
     def _follow_record(self, local_channel: LocalChannel) -> None:
@@ -381,7 +381,7 @@ class Registry:
             if local_channel is not None:
                 local_channel.withdraw(ticket)
                 self._events.refused(local_channel, ticket, "unavailable")
-                self._sync.touch(local_channel)
+                self._sync.mark_dirty(local_channel)
 
     # Pushes of Redis.
 

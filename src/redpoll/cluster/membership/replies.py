@@ -141,4 +141,4 @@ class Replies:
             return
         if local_channel.members is not None:
             local_channel.members.recheck = True
-            self._channels.touch(local_channel)
+            self._channels.mark_dirty(local_channel)

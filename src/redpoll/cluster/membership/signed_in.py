@@ -68,4 +68,4 @@ class SignedIn:
     def _update(self, app_id: str, user_id: str, count: int) -> None:
         local_channel = self._channels.hold(app_id, user_pseudo(user_id), SIGNED_IN)
         local_channel.attached = count
-        self._channels.touch(local_channel)
+        self._channels.mark_dirty(local_channel)

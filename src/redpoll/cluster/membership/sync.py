@@ -72,7 +72,7 @@ class _Resubscription:
 
 
 class Sync:
-    """Takes over `channels.on_touch`. On a new connection nothing is sent before `assert_held`. From then on changes go
+    """Takes over `channels.on_dirty`. On a new connection nothing is sent before `assert_held`. From then on changes go
     out, new subscribes first, and what is held is repeated in between. The same holds for single shards of a Cluster.
 
     `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
@@ -137,9 +137,9 @@ class Sync:
         self._counted_again: set[LocalChannel] = set()
         self._count_timer: asyncio.TimerHandle | None = None
         self._big_replies = {Flag.ROSTER: BigReplies(_MAX_ROSTERS), Flag.CACHED: BigReplies(_MAX_CACHED)}
-        channels.on_touch = self.touch
+        channels.on_dirty = self.mark_dirty
 
-    def touch(self, local_channel: LocalChannel) -> None:
+    def mark_dirty(self, local_channel: LocalChannel) -> None:
         """Something changed: written to Redis in one of the next writes, or when the call in flight is answered."""
         if local_channel.busy:
             return
@@ -161,7 +161,7 @@ class Sync:
             self._counted_again.add(local_channel)
             return
         self._counted.add(local_channel)
-        self.touch(local_channel)
+        self.mark_dirty(local_channel)
         if self._count_timer is None:
             self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
 
@@ -169,7 +169,7 @@ class Sync:
         self._count_timer = None
         self._counted, self._counted_again = self._counted_again, set()
         for local_channel in self._counted:
-            self.touch(local_channel)
+            self.mark_dirty(local_channel)
         if self._counted:
             self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
 
@@ -229,7 +229,7 @@ class Sync:
                 self._unasserted.add(local_channel)
                 self._asserting.add(local_channel)
             else:
-                self.touch(local_channel)
+                self.mark_dirty(local_channel)
         if cursor.done:
             self._resubscribing.popleft()
             for of_shards, topics in self._incarnation.last_topics(shards):
@@ -414,7 +414,7 @@ class Sync:
                 # While clients keep coming, each reply would be followed by another call.
                 self._counted_again.add(local_channel)
             else:
-                self.touch(local_channel)
+                self.mark_dirty(local_channel)
             self._continue(big_reply)
 
     def _place_decided(self, local_channel: LocalChannel, outcome: Outcome) -> None:
@@ -429,7 +429,7 @@ class Sync:
             return
         if outcome is False:
             self._replies.refuse(local_channel)
-        self.touch(local_channel)
+        self.mark_dirty(local_channel)
 
     def _asserted(self, local_channel: LocalChannel) -> None:
         if local_channel in self._unasserted:
@@ -465,4 +465,4 @@ class Sync:
 
     def _retry_delay_over(self, local_channel: LocalChannel) -> None:
         local_channel.activity = Activity.NONE
-        self.touch(local_channel)
+        self.mark_dirty(local_channel)

@@ -20,7 +20,7 @@ from redpoll.http.head import FieldTable
 from redpoll.http.messages import FIELDS
 from redpoll.http.reader import Fault, ParsedRequest
 from redpoll.http.server import HttpServer
-from redpoll.loop.writable import MAX_UNSENT_BYTES
+from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 
 __all__ = ["ControlPort", "PortRequest"]
 
@@ -76,7 +76,7 @@ class PortStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITABLE_BELOW_BYTES)
         peer = transport.get_extra_info("peername")
         self._http = self._port.opened(self, peer[0] if isinstance(peer, tuple) else "")
 
@@ -105,9 +105,9 @@ class PortStream(asyncio.Protocol):
     # -- called by its HTTP connection ---------------------------------------------------------------------
 
     @property
-    def bytes_owed(self) -> int:
-        """Not less than MAX_UNSENT_BYTES exactly if `resume_writing` will be called."""
-        return MAX_UNSENT_BYTES if self._writing_paused else 0
+    def unsent_bytes(self) -> int:
+        """Not less than WRITABLE_BELOW_BYTES exactly if `resume_writing` will be called."""
+        return WRITABLE_BELOW_BYTES if self._writing_paused else 0
 
     @property
     def is_http(self) -> bool:

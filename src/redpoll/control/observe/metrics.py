@@ -91,7 +91,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("frames_written_total", "WebSocket frames written."),
         _family("bytes_received_total", "Bytes received from sockets."),
         _family("bytes_written_total", "Bytes written to sockets."),
-        _family("bytes_owed", "Bytes that wait to be sent."),
+        _family("unsent_bytes", "Bytes that wait to be sent."),
         ("slow_consumers_closed_total", Family("redpoll_dropped_total", _DROPPED, "slow_consumer")),
         ("send_errors_total", Family("redpoll_dropped_total", _DROPPED, "send_error")),
         _family("protocol_faults_total", "Connections closed for violations of RFC 6455."),

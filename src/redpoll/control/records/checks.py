@@ -48,11 +48,11 @@ def check_size(app: App) -> None:
 
 def check_roster(app: App, max_roster_bytes: int) -> None:
     """Checks that the roster of a full presence channel fits into `max_roster_bytes`, half of the setting
-    `max_owed_bytes`. A roster is sent as one message, and a client with more unsent bytes than that setting is
+    `max_unsent_bytes`. A roster is sent as one message, and a client with more unsent bytes than that setting is
     closed."""
     member_bytes = app.max_user_info_bytes + MAX_USER_ID_CHARS
     if app.max_presence_members * member_bytes > max_roster_bytes:
         raise RecordError(
             f"{app.max_presence_members} members of {member_bytes} bytes (max_user_info_bytes and an id of "
-            f"{MAX_USER_ID_CHARS}) do not fit into {max_roster_bytes} bytes, half of max_owed_bytes"
+            f"{MAX_USER_ID_CHARS}) do not fit into {max_roster_bytes} bytes, half of max_unsent_bytes"
         )

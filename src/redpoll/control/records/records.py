@@ -45,18 +45,18 @@ _KEEP_DAYS: Final = 31
 class Records(TokenRecords):
     """All apps by id and by key, all tokens by hash, and the directory's version.
 
-    `max_owed_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
+    `max_unsent_bytes` is the setting of that name; the roster of a full presence channel must fit into half of it.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        max_owed_bytes: int = Settings().max_owed_bytes,
+        max_unsent_bytes: int = Settings().max_unsent_bytes,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(store, clock)
-        self._max_roster_bytes = max_owed_bytes // 2
+        self._max_roster_bytes = max_unsent_bytes // 2
 
     async def first_app(self, settings: Settings) -> App | None:
         """At the start: creates or updates the app of the settings (`REDPOLL_APP_…`), or adds an app to an empty store.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from redpoll.cluster.membership.registry import Ticket
 from redpoll.protocol.apps import App
+from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ __all__ = ["Admission", "OnAnswer"]
 # Called with None if the connection may open, or with the reason why not.
 OnAnswer = Callable[[Refusal | None], None]
 
-_REASONS = {
-    4004: "the app has reached its limit of connections",
-    4100: "the number of connections could not be confirmed in time; connect again",
+_REASONS: dict[int, str] = {
+    Code.OVER_QUOTA: "the app has reached its limit of connections",
+    Code.OVER_CAPACITY: "the number of connections could not be confirmed in time; connect again",
 }
 
 

@@ -50,7 +50,7 @@ class Debugging(DebugLog):
     def refused(self, app: App | None, refusal: Refusal, **request: Any) -> None:
         """A client of this app was refused. None: its key is unknown."""
         if app is not None and self.socket_of(app.id) == "":
-            self.line(app.id, "", "connection refused", code=refusal.code, reason=refusal.message, **request)
+            self.line(app.id, "", "connection refused", code=int(refusal.code), reason=refusal.message, **request)
 
     def received(self, connection: Connection, message: bytes) -> None:
         session = connection.session
@@ -116,10 +116,10 @@ class Debugging(DebugLog):
         """The server closes the connection."""
         session = connection.session
         if session is not None and self.covers(session.app.id, session.socket_id):
-            self.line(session.app.id, session.socket_id, "closed by the server", code=code, reason=reason)
+            self.line(session.app.id, session.socket_id, "closed by the server", code=int(code), reason=reason)
 
     def closed(self, connection: Connection, code: int, reason: str) -> None:
         """The connection has ended. 1006: without a Close frame."""
         session = connection.session
         if session is not None and self.covers(session.app.id, session.socket_id):
-            self.line(session.app.id, session.socket_id, "connection ended", code=code, reason=reason)
+            self.line(session.app.id, session.socket_id, "connection ended", code=int(code), reason=reason)

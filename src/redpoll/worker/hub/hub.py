@@ -18,7 +18,7 @@ from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
 from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.quota import Quota
 from redpoll.loop.slices import Slices
-from redpoll.loop.writable import DrainSignal
+from redpoll.loop.writable import WritableSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import (
     Acknowledge,
@@ -32,6 +32,7 @@ from redpoll.protocol.effects import (
     SendUrgent,
     SignedIn,
 )
+from redpoll.protocol.errors import Code
 from redpoll.worker.hub.admission import Admission
 from redpoll.worker.hub.channel import Channel
 from redpoll.worker.hub.client_events import ClientEvents
@@ -75,7 +76,7 @@ class Hub:
         self._leaving: deque[tuple[str, str, str | None]] = deque()
         self._leave_slices = Slices(self._leave_some)
         self._overruns = 0
-        self.drain_signal = DrainSignal(flusher)
+        self.writable_signal = WritableSignal(flusher)
         self.registry: Registry
         self.client_events: ClientEvents
         self.replayer: Replayer
@@ -102,9 +103,9 @@ class Hub:
         self.client_events = ClientEvents(bus, quota, tracing, self.perform)
         self.tracing = tracing
         self.user_resume = user_resume
-        self.replayer = Replayer(registry.history, self.perform, user_resume, self.drain_signal)
+        self.replayer = Replayer(registry.history, self.perform, user_resume, self.writable_signal)
         user_resume.replay_missed = self.replayer.replay_missed
-        self.history_requests = HistoryRequests(registry.history, self.perform, self.drain_signal)
+        self.history_requests = HistoryRequests(registry.history, self.perform, self.writable_signal)
 
     # -- what sessions ask for -----------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class Hub:
             self.history_requests.closed,
             self.replayer.closed,
             self.user_resume.closed,
-            self.drain_signal.closed,
+            self.writable_signal.closed,
         ):
             try:
                 closed(connection)
@@ -314,7 +315,7 @@ class Hub:
             self.channels_refused += 1
         self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
         if reason == "unavailable":
-            connection.shut(4100, "the subscription could not be confirmed in time; connect again")
+            connection.shut(Code.OVER_CAPACITY, "the subscription could not be confirmed in time; connect again")
 
     def withdrawn(self, ticket: Ticket) -> None:
         self.pending.withdrawn_answered(ticket.owner)
@@ -398,7 +399,7 @@ class Hub:
         connection = self.everyone.find(app_id, int(hi), int(lo))
         if connection is None:
             return 0
-        connection.shut(4009, "the connection was closed by the app")
+        connection.shut(Code.UNAUTHORIZED, "the connection was closed by the app")
         return 1
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App
+from redpoll.protocol.errors import Code
 from redpoll.worker.hub.watchlists import Watchlists
 
 if TYPE_CHECKING:
@@ -98,5 +99,5 @@ class Users:
         their number. Presence members with that id are not affected."""
         connections = list(self._connections.get((app_id, user_id), ()))
         for connection in connections:
-            connection.shut(4009, "the user's connections were terminated by the app")
+            connection.shut(Code.UNAUTHORIZED, "the user's connections were terminated by the app")
         return len(connections)

@@ -23,6 +23,7 @@ from redpoll.config.proxies import TrustedProxies
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
+from redpoll.protocol.errors import Code
 from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
 from redpoll.worker.hub.addresses import Addresses
@@ -92,7 +93,7 @@ class Gate:
         self.http = HttpRequests(
             settings,
             janitor,
-            hub.drain_signal,
+            hub.writable_signal,
             requests_path,
             max(1, max_connections // 2),
             self.strangers,
@@ -272,7 +273,7 @@ class Gate:
             if slot is None:
                 # 4100 and not 4004: others may share the address, and pusher-js never reconnects after 4004.
                 text = "your address has as many connections as this server allows"
-                self._settle(connection, upgrade, handshake.Refusal(4100, text))
+                self._settle(connection, upgrade, handshake.Refusal(Code.OVER_CAPACITY, text))
                 return
             connection.address_slot = slot
         outcome = self._check(connection, upgrade)

@@ -23,7 +23,7 @@ from redpoll.worker.ingress.control_link import ControlLink
 
 if TYPE_CHECKING:
     from redpoll.config.config import Settings
-    from redpoll.loop.writable import DrainSignal
+    from redpoll.loop.writable import WritableSignal
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers
     from redpoll.worker.timers.janitor import Janitor
@@ -192,7 +192,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self,
         settings: Settings,
         janitor: Janitor,
-        drain_signal: DrainSignal,
+        writable_signal: WritableSignal,
         path: str,
         max_connections: int,
         strangers: Strangers,
@@ -202,7 +202,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self.strangers = strangers
         self.link = ControlLink(path)
         self.max_requests = MAX_REQUESTS
-        self._drain_signal = drain_signal
+        self._writable_signal = writable_signal
         self._max_connections = max_connections
         self._credentials = credentials
         self._trusted = TrustedProxies(settings.trusted_proxies)
@@ -276,10 +276,10 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         return self._janitor.silent_s(stream)
 
     def when_read(self, stream: Connection, then: Callable[[], None]) -> None:
-        self._drain_signal.wait(stream, then)
+        self._writable_signal.wait(stream, then)
 
     def forget_reader(self, stream: Connection) -> None:
-        self._drain_signal.closed(stream)
+        self._writable_signal.closed(stream)
 
     def beat(self) -> None:
         """Four times a second."""

@@ -91,7 +91,7 @@ class Strangers:
     def may_leave_unread(self, connection: Connection, address: str) -> bool:
         """Whether its client, who has this address, may get one more answer while it hasn't read those before. It takes
         a place for that."""
-        return connection.bytes_owed <= _SMALL_BYTES or self.take(connection, address)
+        return connection.unsent_bytes <= _SMALL_BYTES or self.take(connection, address)
 
     def release(self, connection: Connection) -> None:
         """It has nothing under way. Idempotent."""
@@ -108,14 +108,14 @@ class Strangers:
     def rest(self, connection: Connection) -> None:
         """It has no request under way: release its place, or do so once its client has read the answers."""
         if connection in self._networks:
-            if connection.bytes_owed > _SMALL_BYTES:
+            if connection.unsent_bytes > _SMALL_BYTES:
                 self._unread[connection] = None
             else:
                 self.release(connection)
 
     def beat(self) -> None:
         """Release the places of those that have read their answers. Call it a few times a second."""
-        for connection in [connection for connection in self._unread if not connection.bytes_owed]:
+        for connection in [connection for connection in self._unread if not connection.unsent_bytes]:
             self.release(connection)
 
     def authenticated(self, connection: Connection, address: str) -> None:
@@ -148,7 +148,7 @@ class Strangers:
 
     def make_room(self, address: str) -> bool:
         """Close at least one connection of a stranger, for a new one of this address. False: there is none."""
-        done = next((connection for connection in islice(self.closing, _SAMPLE) if not connection.bytes_owed), None)
+        done = next((connection for connection in islice(self.closing, _SAMPLE) if not connection.unsent_bytes), None)
         if done is not None:
             self._close(done)
             return True

@@ -17,7 +17,7 @@ import msgspec
 from redpoll import _frame
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
-from redpoll.loop.writable import DrainSignal
+from redpoll.loop.writable import WritableSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import AskHistory, Effect
 from redpoll.protocol.history import Position, StoredMessage
@@ -39,13 +39,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Requests:
-    """The requests of one connection. `drained` is set while the next one waits for the client to read."""
+    """The requests of one connection. `writable` is set while the next one waits for the client to read."""
 
-    __slots__ = ("drained", "waiting")
+    __slots__ = ("waiting", "writable")
 
     def __init__(self, request: AskHistory) -> None:
         self.waiting = deque((request,))
-        self.drained: asyncio.Event | None = None
+        self.writable: asyncio.Event | None = None
 
 
 class HistoryRequests:
@@ -55,12 +55,12 @@ class HistoryRequests:
     """
 
     def __init__(
-        self, history: History, perform: Callable[[Connection, Sequence[Effect]], None], drain: DrainSignal
+        self, history: History, perform: Callable[[Connection, Sequence[Effect]], None], writable: WritableSignal
     ) -> None:
         self.answered = 0
         self._history = history
         self._perform = perform
-        self._drain = drain
+        self._writable = writable
         self._requests: dict[Connection, _Requests] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading = asyncio.Semaphore(_MAX_READING)
@@ -85,8 +85,8 @@ class HistoryRequests:
     def closed(self, connection: Connection) -> None:
         """Drop the connection's requests."""
         requests = self._requests.pop(connection, None)
-        if requests is not None and requests.drained is not None:
-            requests.drained.set()
+        if requests is not None and requests.writable is not None:
+            requests.writable.set()
 
     async def _answer_all(self, connection: Connection) -> None:
         while (requests := self._requests.get(connection)) is not None:
@@ -98,10 +98,10 @@ class HistoryRequests:
                 if not requests.waiting and self._requests.get(connection) is requests:
                     del self._requests[connection]
             if connection in self._requests:
-                requests.drained = asyncio.Event()
-                self._drain.wait(connection, requests.drained.set)
-                await requests.drained.wait()
-                requests.drained = None
+                requests.writable = asyncio.Event()
+                self._writable.wait(connection, requests.writable.set)
+                await requests.writable.wait()
+                requests.writable = None
 
     async def _answer(self, connection: Connection, request: AskHistory) -> None:
         position = request.since or request.before

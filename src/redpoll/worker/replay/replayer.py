@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redpoll import _frame
 from redpoll.cluster.history import MAX_PAGE_ROWS, History
-from redpoll.loop.writable import MAX_UNSENT_BYTES, DrainSignal
+from redpoll.loop.writable import WRITABLE_BELOW_BYTES, WritableSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
@@ -58,13 +58,13 @@ class Replayer:
         history: History,
         perform: Callable[[Connection, Sequence[Effect]], None],
         user_resume: UserResume,
-        drain: DrainSignal,
+        writable: WritableSignal,
     ) -> None:
         self.begun = 0
         self.replayed = 0
         self._perform = perform
         self._user_resume = user_resume
-        self._waiting = WaitingReplays(drain, self._go_on)
+        self._waiting = WaitingReplays(writable, self._go_on)
         self.pages = SharedPages(history, self._waiting, self._serve, self._end_all)
 
     @property
@@ -241,9 +241,9 @@ class Replayer:
                 replay.at, replay.exact = page.page.rows[start].prev if start < stop else history.last, True
             self._send_answer(replay, replay.at, True)
             self._joined(replay)
-        if start < stop and replay.connection.bytes_owed >= MAX_UNSENT_BYTES:
+        if start < stop and replay.connection.unsent_bytes >= WRITABLE_BELOW_BYTES:
             # Replays of other channels filled the connection meanwhile. All of them together must not overflow it.
-            self._waiting.wait_drained(replay)
+            self._waiting.wait_writable(replay)
             return
         self._send(replay, readers, page, start, stop)
         if stop == len(page.offsets) and page.page.more:
@@ -285,8 +285,8 @@ class Replayer:
             self._catch_up(replay, end)
         elif replay.sent > (rule.keep if rule is not None else MAX_STORED_MESSAGES) + _MAX_EXTRA_ROWS:
             self._give_up(replay)
-        elif replay.connection.bytes_owed >= MAX_UNSENT_BYTES:
-            self._waiting.wait_drained(replay)
+        elif replay.connection.unsent_bytes >= WRITABLE_BELOW_BYTES:
+            self._waiting.wait_writable(replay)
 
     # -- how a replay ends ---------------------------------------------------------------------------------
 

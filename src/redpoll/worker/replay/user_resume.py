@@ -248,7 +248,7 @@ class UserResume:
     def _age_s(self, connection: Connection) -> float:
         """How long ago the connection certainly worked: bytes came from it, and none were unsent."""
         since = self._unsent_since.get(connection)
-        if since is None or not connection.bytes_owed:
+        if since is None or not connection.unsent_bytes:
             return self._janitor.silent_s(connection)
         return max(self._janitor.silent_s(connection), asyncio.get_running_loop().time() - since)
 
@@ -387,7 +387,7 @@ class UserResume:
             self._round_began = 0.0
 
     def _look(self, connection: Connection, now: float) -> None:
-        if not connection.bytes_owed:
+        if not connection.unsent_bytes:
             self._unsent_since.pop(connection, None)
         else:
             self._unsent_since.setdefault(connection, now - self._round_s)

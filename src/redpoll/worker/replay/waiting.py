@@ -1,7 +1,7 @@
 """Replays that cannot continue now: the client has to read first, or Redis failed and is asked again.
 
-Replays of one connection wait in a queue. When the connection has drained, a few of them continue; the next ones follow
-when one of these ends or waits again.
+Replays of one connection wait in a queue. When the connection is writable again, a few of them continue; the next
+ones follow when one of these ends or waits again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from redpoll.loop.writable import DrainSignal
+from redpoll.loop.writable import WritableSignal
+from redpoll.protocol.errors import Code
 from redpoll.worker.replay.replay import Replay, State
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ _MAX_AT_ONCE: Final = 4
 class WaitingReplays:
     """`on_go(replay)` is called for each replay that may continue; it sets the next state."""
 
-    def __init__(self, drain: DrainSignal, on_go: Callable[[Replay], None]) -> None:
-        self._drain = drain
+    def __init__(self, writable: WritableSignal, on_go: Callable[[Replay], None]) -> None:
+        self._writable = writable
         self._on_go = on_go
         self._queues: dict[Connection, dict[Replay, None]] = {}
-        # Connections that the drain signal is awaited for.
+        # Connections that are reported when they are writable.
         self._awaited: set[Connection] = set()
         # When each is tried again, by the loop's time. All wait equally long, so the first is due first.
         self._retries: dict[Replay, float] = {}
@@ -46,8 +47,8 @@ class WaitingReplays:
     def __len__(self) -> int:
         return len(self._retries) + sum(map(len, self._queues.values()))
 
-    def wait_drained(self, replay: Replay) -> None:
-        """Let `replay` continue when its connection has less than MAX_UNSENT_BYTES unsent."""
+    def wait_writable(self, replay: Replay) -> None:
+        """Let `replay` continue when its connection has less than WRITABLE_BELOW_BYTES unsent."""
         replay.state = State.WAITING_FOR_DRAIN
         self._queues.setdefault(replay.connection, {})[replay] = None
         self.advance(replay.connection)
@@ -64,10 +65,10 @@ class WaitingReplays:
         self.advance(replay.connection)
 
     def advance(self, connection: Connection) -> None:
-        """A replay of this connection ended or waits: let the next ones continue when it has drained."""
+        """A replay of this connection ended or waits: let the next ones continue when it is writable again."""
         if connection in self._queues and connection not in self._awaited:
             self._awaited.add(connection)
-            self._drain.wait(connection, partial(self._drained, connection))
+            self._writable.wait(connection, partial(self._now_writable, connection))
 
     def forget(self, replay: Replay) -> None:
         """`replay` is over or its connection left."""
@@ -79,10 +80,10 @@ class WaitingReplays:
                 del self._queues[replay.connection]
 
     def closed(self, connection: Connection) -> None:
-        """The connection has left all channels, and won't be reported as drained."""
+        """The connection has left all channels, and won't be reported as writable."""
         self._awaited.discard(connection)
 
-    def _drained(self, connection: Connection) -> None:
+    def _now_writable(self, connection: Connection) -> None:
         self._awaited.discard(connection)
         for replay in list(islice(self._queues.get(connection, ()), _MAX_AT_ONCE)):
             self.forget(replay)
@@ -119,7 +120,7 @@ class WaitingReplays:
 
     def _give_up(self, replay: Replay) -> None:
         self.forget(replay)
-        replay.connection.shut(4100, "the subscription could not be confirmed in time; connect again")
+        replay.connection.shut(Code.OVER_CAPACITY, "the subscription could not be confirmed in time; connect again")
 
 
 def _is_late(replay: Replay, now: float) -> bool:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from redpoll.loop.slices import walk
+from redpoll.protocol.errors import Code
 from redpoll.worker.hub.everyone import Everyone
 from redpoll.worker.timers.paced_close import PacedClose
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
 
-__all__ = ["DRAINED", "Drain"]
-
-DRAINED: Final = 4200
+__all__ = ["Drain"]
 
 
 class Drain:
@@ -63,9 +62,9 @@ class Drain:
             ordered, count = islice(ordered, target), min(count, target)
         within_s = max(within_s, 0.1)
         if max_per_s is None:
-            self._paced.close(ordered, count, DRAINED, message, within_s)
+            self._paced.close(ordered, count, Code.RECONNECT, message, within_s)
         else:
-            self._paced.close(ordered, count, DRAINED, message, max(within_s, count / max_per_s), min_rate=0)
+            self._paced.close(ordered, count, Code.RECONNECT, message, max(within_s, count / max_per_s), min_rate=0)
 
 
 def _memberships(connection: Connection) -> int:

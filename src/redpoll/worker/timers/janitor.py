@@ -16,6 +16,7 @@ from redpoll._wheel import Wheel
 from redpoll.config.config import Settings
 from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol import frames
+from redpoll.protocol.errors import Code
 from redpoll.worker.timers.backpressure import Backpressure
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class _Ping:
 
 
 class Janitor:
-    """All timers of a worker. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a second."""
+    """The timers of connections. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a
+    second."""
 
     def __init__(self, settings: Settings, stats: Callable[[], None], backpressure: Backpressure) -> None:
         self.loop = asyncio.get_running_loop()
@@ -202,7 +204,9 @@ class Janitor:
                 timeout_s = connection.session.app.user_authentication_timeout_s
                 # If the timeout was changed a moment ago, the connection is about to get its new deadline.
                 if not connection.session.authorised and timeout_s > 0 and _ticks(timeout_s) + 1 == ticks:
-                    connection.shut(4009, f"neither signed in nor in a private channel within {_seconds(ticks)} s")
+                    connection.shut(
+                        Code.UNAUTHORIZED, f"neither signed in nor in a private channel within {_seconds(ticks)} s"
+                    )
 
     def _due(self, connection: Connection) -> None:
         state = connection.state
@@ -229,7 +233,7 @@ class Janitor:
             connection.send(self._ping)
             self._wheel.put(connection, self._tick + self._pong_ticks)
         else:
-            connection.shut(4201, "Pong reply not received in time")
+            connection.shut(Code.PONG_NOT_RECEIVED, "Pong reply not received in time")
 
     # -- ticks --------------------------------------------------------------------------------------------
 
