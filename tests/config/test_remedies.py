@@ -5,7 +5,7 @@ import pytest
 from redpoll.config import remedies
 from redpoll.protocol.errors import Code
 
-FILES = Path(__file__).parents[1] / "deploy" / "proxies"
+FILES = Path(__file__).parents[2] / "deploy" / "proxies"
 # What the tests of tests/deploy/test_proxies.py run.
 TESTED = {"nginx": "nginx.conf", "HAProxy": "haproxy.cfg", "Caddy": "Caddyfile", "Apache": "apache.conf"}
 

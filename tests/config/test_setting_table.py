@@ -6,7 +6,7 @@ from pathlib import Path
 from redpoll.config.setting_table import TABLE, sample, without_secrets
 from redpoll.config.settings import Settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_sample_file_matches_the_table():
