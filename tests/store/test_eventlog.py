@@ -1,12 +1,9 @@
-"""The event log in a real file: writing, searching by every field, pruning, upgrades."""
+"""The event log in a real file: writing, searching by every field, pruning."""
 
-import contextlib
-import sqlite3
-
-import msgspec
 import pytest
 
-from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow, _share
+from redpoll.store.call_batch import CallBatch, CallRow
+from redpoll.store.eventlog import EventLog, Query, SpanRow, _share
 
 DAY_S = 86_400.0
 
@@ -71,44 +68,6 @@ async def test_spans_within_a_millisecond_are_sorted_by_microsecond(log):
     late, early = span_of(tid(1), "1", 20, "written", {}, us=900), span_of(tid(1), "1", 20, "received", {}, us=150)
     await log.write(batch(call(1)), [late, early])
     assert (await log.trace("1", tid(1)))[1] == [early, late]
-
-
-OLD_TABLES = """
-    CREATE TABLE batches (id INTEGER PRIMARY KEY, first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
-        count INTEGER NOT NULL, calls BLOB NOT NULL);
-    CREATE INDEX batches_by_time ON batches (last_ms);
-    CREATE TABLE marks (mark TEXT NOT NULL, batch_id INTEGER NOT NULL);
-    CREATE INDEX marks_by_mark ON marks (mark);
-    CREATE INDEX marks_by_batch ON marks (batch_id);
-    CREATE TABLE spans (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, app_id TEXT NOT NULL, time_ms INTEGER NOT NULL,
-        stage TEXT NOT NULL, detail TEXT NOT NULL{time_us});
-    CREATE INDEX spans_by_trace ON spans (trace_id);
-    CREATE INDEX spans_by_time ON spans (time_ms);
-    CREATE TABLE position (stream_id TEXT NOT NULL);
-    INSERT INTO position VALUES ('17-3');
-    INSERT INTO marks VALUES ('one', 1);
-    PRAGMA user_version = {version}
-"""
-
-
-@pytest.mark.parametrize(("version", "time_us"), [(1, ""), (2, ", time_us INTEGER")])
-async def test_log_of_an_earlier_version_is_upgraded_and_keeps_its_rows(tmp_path, version, time_us):
-    path = tmp_path / "events.sqlite"
-    calls = [call(1, correlation_id="one"), call(2, app_id="2"), call(3)]
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript(OLD_TABLES.format(version=version, time_us=time_us))
-        old.execute("INSERT INTO batches VALUES (1, 1, 9, 3, ?)", (msgspec.json.encode(calls),))
-        values = (tid(1), "1", 20, "accepted", "{}")
-        old.execute("INSERT INTO spans (trace_id, app_id, time_ms, stage, detail) VALUES (?, ?, ?, ?, ?)", values)
-        old.commit()
-    log = await EventLog.open(path, 10, DAY_S)
-    await log.write([], [span_of(tid(1), "1", 20, "written", {}, us=7)])
-    assert [span.time_us for span in (await log.trace("1", tid(1)))[1]] == [20_000, 20_007]
-    assert await numbers(log) == [3, 1]
-    assert await numbers(log, app_id="2") == [2]
-    assert await numbers(log, Query(correlation_id="one")) == [1]
-    assert await log.position() == "17-3"
-    await log.close()
 
 
 async def test_spans_may_be_written_before_their_call(log):
@@ -307,8 +266,8 @@ async def test_joined_batches_keep_their_order_and_every_call_is_found_by_trace_
     foreign = "ab" * 16
     first = CallBatch([call(1, correlation_id="one"), call(2, trace_id=foreign)])
     second = CallBatch()
-    second.follow(first)
-    second.follow(CallBatch())
+    second.insert_before(first)
+    second.insert_before(CallBatch())
     second.add(call(200_000))
     second.add(call(3, correlation_id="three"))
     assert second.count == 4

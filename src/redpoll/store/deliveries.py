@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.schema import attempts, deliveries, meta, webhooks
+from redpoll.store.dropped import counts
+from redpoll.store.schema import attempts, deliveries, webhooks
 
 __all__ = [
     "BATCH",
@@ -36,11 +37,9 @@ __all__ = [
     "find",
     "find_by_id",
     "find_by_ids",
-    "forget_dropped",
     "known",
     "move_due_times",
     "next_due",
-    "note_dropped",
     "numbers",
     "put_results",
     "remove_dead_letters",
@@ -144,9 +143,6 @@ class Depth(NamedTuple):
     dropped_at: float | None = None
 
 
-# Rows of `meta` with what was dropped of an endpoint: NUMBER TIME.
-_DROPPED: Final = "dropped:"
-
 _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
 
@@ -169,29 +165,6 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
     written = [{**row, **initial, "number": number} for number, row in enumerate(new.values(), last + 1)]
     await connection.execute(sa.insert(deliveries), written)
     return [Waiting(*(row[name] for name in Waiting._fields)) for row in written]
-
-
-async def note_dropped(connection: AsyncConnection, counts: Mapping[str, int], now_s: float) -> None:
-    """Adds to the numbers of deliveries that were dropped, by endpoint id."""
-    before = await _dropped(connection, counts)
-    for endpoint_id, count in counts.items():
-        value = f"{before.get(endpoint_id, (0, 0.0))[0] + count} {now_s}"
-        if endpoint_id in before:
-            change: Any = sa.update(meta).where(meta.c.name == _DROPPED + endpoint_id).values(value=value)
-        else:
-            change = sa.insert(meta).values(name=_DROPPED + endpoint_id, value=value)
-        await connection.execute(change)
-
-
-async def _dropped(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, tuple[int, float]]:
-    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_([_DROPPED + one for one in endpoint_ids])))
-    found = {row.name.removeprefix(_DROPPED): row.value.split() for row in rows}
-    return {endpoint_id: (int(count), float(at)) for endpoint_id, (count, at) in found.items()}
-
-
-async def forget_dropped(connection: AsyncConnection, endpoint_ids: Collection[str]) -> None:
-    """Removes these numbers, for endpoints that were removed."""
-    await connection.execute(sa.delete(meta).where(meta.c.name.in_([_DROPPED + one for one in endpoint_ids])))
 
 
 async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
@@ -371,7 +344,7 @@ async def depths(
         if sum_from is not None and state == "waiting" and count >= sum_from
     ]
     sizes = await _waiting_bytes(connection, many) if many else {}
-    dropped = await _dropped(connection, endpoint_ids)
+    dropped = await counts(connection, endpoint_ids)
     result: dict[str, Depth] = {}
     for endpoint_id in {endpoint_id for endpoint_id, _ in found} | dropped.keys():
         waiting, number = found.get((endpoint_id, "waiting"), (0, 0))

@@ -3,15 +3,16 @@
 It is a database of its own, because its rows are many and less valuable than records. Writes don't wait for the disk,
 so a power loss may lose the last rows. An unreadable file is renamed and a new one is started. Calls are stored in
 batches, many of one app in one row of the database: a row and two index entries per call would cost a quarter of the
-publish that they describe (bench/parts/tracing.py). A search reads the app's batches from the newest on. Apps share the
-space evenly: the app with the most calls loses its oldest first. control/tracing/tracing.py fills the fields.
+publish that they describe (bench/parts/tracing.py; call_batch.py). A search reads the app's batches from the newest on.
+Apps share the space evenly: the app with the most calls loses its oldest first. control/tracing/tracing.py fills the
+fields.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,13 +21,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll.store.call_batch import MAX_TIME_DIFFERENCE_MS, AppBatch, CallBatch, CallRow, trace_time_ms
 from redpoll.store.sqlite import Sqlite
 
-__all__ = ["CallBatch", "CallRow", "EventLog", "Found", "Query", "SpanRow", "trace_time_ms"]
+__all__ = ["EventLog", "Found", "Query", "SpanRow"]
 
-# Increased with every change of the tables below; `_make_tables` upgrades older files.
+# Increased with every change of the tables below. A change must also upgrade the files of the versions before; those of
+# versions 1 and 2 are older than the first release.
 _VERSION: Final = 3
-_BATCHES: Final = (
+_TABLES: Final = (
     # `calls` is a JSON array of one app's CallRow in the order in which they ended. Their times are within first_ms and
     # last_ms.
     "CREATE TABLE batches (id INTEGER PRIMARY KEY, app_id TEXT NOT NULL, first_ms INTEGER NOT NULL, "
@@ -34,9 +37,6 @@ _BATCHES: Final = (
     # Has all columns but `calls`, so that only batches with a match are read.
     "CREATE INDEX batches_by_app ON batches (app_id, id, first_ms, last_ms, count)",
     "CREATE INDEX batches_by_time ON batches (last_ms)",
-)
-_TABLES: Final = (
-    *_BATCHES,
     # The batches of correlation ids, and of trace ids that don't contain their time.
     "CREATE TABLE marks (mark TEXT NOT NULL, batch_id INTEGER NOT NULL)",
     "CREATE INDEX marks_by_mark ON marks (mark)",
@@ -52,38 +52,14 @@ _TABLES: Final = (
 _ADD_BATCH: Final = "INSERT INTO batches (app_id, first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?, ?)"
 _ADD_MARK: Final = "INSERT INTO marks (mark, batch_id) VALUES (?, ?)"
 _ADD_SPAN: Final = "INSERT INTO spans (trace_id, app_id, time_ms, stage, detail, time_us) VALUES (?, ?, ?, ?, ?, ?)"
-# Version 1 had no `time_us`; its spans have NULL there.
-_UPGRADE_FROM_1: Final = "ALTER TABLE spans ADD COLUMN time_us INTEGER"
 # A cursor is `batch id * _MAX_BATCH + index in the batch`.
 _MAX_BATCH: Final = 10_000_000
-# The time in a trace id and the time of its call differ by at most this: clocks are set, and calls wait.
-_MAX_TIME_DIFFERENCE_MS: Final = 60_000
-# A batch is decoded in one go, which takes about 1 ms, and other threads wait.
-_MAX_CALLS: Final = 1_000
 # The number of batches that one search step decodes in a thread, and of searches at a time. Together they bound the
 # memory that searches take.
 _BATCHES_PER_STEP: Final = 20
 _MAX_SEARCHES: Final = 2
 # Batches that one transaction removes; others may write in between.
 _REMOVED_AT_A_TIME: Final = 500
-
-
-class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One trigger call. `time_ms` and `time_us` are the Unix time of its start in ms and µs; `time_us` is 0 in rows of
-    earlier versions. `name` and `channels` of a refused call are what could be read. `size` is the bytes of its data,
-    `status` the HTTP status. `sampled`: it has spans."""
-
-    trace_id: str
-    app_id: str
-    correlation_id: str | None
-    time_ms: int
-    name: str
-    channels: Sequence[str]
-    size: int
-    caller: str
-    status: int
-    sampled: bool
-    time_us: int = 0
 
 
 class SpanRow(NamedTuple):
@@ -119,113 +95,8 @@ class Found(NamedTuple):
     cursors: Sequence[int] = ()
 
 
-_encoder: Final = msgspec.json.Encoder()
-_encode: Final = _encoder.encode
-_encode_into: Final = _encoder.encode_into
+_encode: Final = msgspec.json.Encoder().encode
 _decode_calls: Final = msgspec.json.Decoder(list[CallRow]).decode
-
-
-def trace_time_ms(trace_id: str) -> int:
-    """The Unix time in ms at the beginning of a trace id that we generated. For a foreign trace id the number means
-    nothing, 0 if it isn't hexadecimal."""
-    try:
-        return int(trace_id[:12], 16)
-    except ValueError:
-        return 0
-
-
-class _AppBatch:
-    """Up to _MAX_CALLS calls of one app in the order in which they ended, encoded as they will be stored.
-
-    `marks` are the correlation ids and foreign trace ids by which calls are found; other calls are found by the time in
-    their trace id.
-    """
-
-    __slots__ = ("_first_id", "_past_last_id", "count", "first_ms", "json", "last_ms", "marks")
-
-    def __init__(self, at_ms: int) -> None:
-        self.json = bytearray(b"[")
-        self.count = 0
-        self.first_ms = self.last_ms = at_ms
-        self.marks: set[str] = set()
-        # Trace ids from `_first_id` to before `_past_last_id` contain a time near this batch. Hexadecimal texts of
-        # equal length sort like their numbers.
-        self._first_id = f"{max(at_ms - _MAX_TIME_DIFFERENCE_MS, 0):012x}"
-        self._past_last_id = f"{at_ms + _MAX_TIME_DIFFERENCE_MS + 1:012x}"
-
-    def add(self, call: CallRow) -> None:
-        at_ms = call.time_ms
-        if at_ms > self.last_ms:
-            self.last_ms = at_ms
-        elif at_ms < self.first_ms:
-            self.first_ms = at_ms
-        self.count += 1
-        _encode_into(call, self.json, -1)
-        self.json += b","
-        if call.correlation_id is not None:
-            self.marks.add(call.correlation_id)
-        if not self._first_id <= call.trace_id < self._past_last_id:
-            self.marks.add(call.trace_id)
-
-    def is_near(self, first_ms: int, last_ms: int) -> bool:
-        """Whether trace ids with these times are found without a mark."""
-        return self._first_id <= f"{first_ms:012x}" and f"{last_ms:012x}" < self._past_last_id
-
-    def add_encoded(self, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
-        self.first_ms = min(self.first_ms, first_ms)
-        self.last_ms = max(self.last_ms, last_ms)
-        self.count += count
-        self.json += rows
-
-
-class CallBatch:
-    """Calls of any apps in the order in which they ended. `count` is their number.
-
-    Encoding each call at once is cheaper than keeping objects: at full rate, a second's worth of objects would cost a
-    publish more than everything else in the log.
-    """
-
-    __slots__ = ("_by_app", "count")
-
-    def __init__(self, calls: Iterable[CallRow] = ()) -> None:
-        self.count = 0
-        self._by_app: dict[str, list[_AppBatch]] = {}
-        for call in calls:
-            self.add(call)
-
-    def add(self, call: CallRow) -> None:
-        batches = self._by_app.get(call.app_id)
-        if batches is None:
-            batches = self._by_app[call.app_id] = [_AppBatch(call.time_ms)]
-        batch = batches[-1]
-        if batch.count == _MAX_CALLS:
-            batch = _AppBatch(call.time_ms)
-            batches.append(batch)
-        batch.add(call)
-        self.count += 1
-
-    def add_encoded(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
-        """Adds up to _MAX_CALLS calls of one app, encoded by `_fast_publish` as `add` encodes them, each with a comma
-        after it. They have no correlation id, and trace ids with their time, which is within `first_ms` and
-        `last_ms`."""
-        batches = self._by_app.get(app_id)
-        if batches is None:
-            batches = self._by_app[app_id] = []
-        if not batches or batches[-1].count + count > _MAX_CALLS or not batches[-1].is_near(first_ms, last_ms):
-            batches.append(_AppBatch(first_ms))
-        batches[-1].add_encoded(rows, count, first_ms, last_ms)
-        self.count += count
-
-    def follow(self, before: CallBatch) -> None:
-        """Inserts the calls of another batch before the ones of this batch."""
-        for app_id, batches in before._by_app.items():
-            self._by_app[app_id] = batches + self._by_app.get(app_id, [])
-        self.count += before.count
-
-    def by_app(self) -> Iterator[tuple[str, _AppBatch]]:
-        for app_id, batches in self._by_app.items():
-            for batch in batches:
-                yield app_id, batch
 
 
 class EventLog:
@@ -403,7 +274,7 @@ def _share(counts: Mapping[str, int], keep: int) -> int:
     return keep
 
 
-async def _add_batch(connection: AsyncConnection, app_id: str, batch: _AppBatch) -> None:
+async def _add_batch(connection: AsyncConnection, app_id: str, batch: AppBatch) -> None:
     row = (app_id, batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]")
     batch_id = (await connection.exec_driver_sql(_ADD_BATCH, row)).lastrowid
     if batch.marks:
@@ -421,7 +292,7 @@ def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:
     if query.trace_id is not None:
         at_ms = trace_time_ms(query.trace_id)
         where.append(f"({has_mark} OR (first_ms <= ? AND last_ms >= ?))")
-        values += [query.trace_id, at_ms + _MAX_TIME_DIFFERENCE_MS, at_ms - _MAX_TIME_DIFFERENCE_MS]
+        values += [query.trace_id, at_ms + MAX_TIME_DIFFERENCE_MS, at_ms - MAX_TIME_DIFFERENCE_MS]
     if query.since_ms is not None:
         where.append("last_ms >= ?")
         values.append(query.since_ms)
@@ -472,38 +343,8 @@ async def _make_tables(connection: AsyncConnection) -> None:
     version = (await connection.exec_driver_sql("PRAGMA user_version")).scalar_one()
     if version == _VERSION:
         return
-    if version in (1, 2):
-        if version == 1:
-            await connection.exec_driver_sql(_UPGRADE_FROM_1)
-        await _split_by_app(connection)
-        await connection.exec_driver_sql(f"PRAGMA user_version = {_VERSION}")
-        return
     if version:
         raise sa.exc.DatabaseError("PRAGMA user_version", None, ValueError(f"version {version}"))
     for table in _TABLES:
         await connection.exec_driver_sql(table)
     await connection.exec_driver_sql(f"PRAGMA user_version = {_VERSION}")
-
-
-async def _split_by_app(connection: AsyncConnection) -> None:
-    """Upgrades the tables of version 2, whose batches held calls of several apps."""
-    for text in (
-        "DROP INDEX batches_by_time",
-        "ALTER TABLE batches RENAME TO old_batches",
-        *_BATCHES,
-        "DELETE FROM marks",
-        "DROP INDEX spans_by_time",
-        "CREATE INDEX spans_by_app ON spans (app_id, time_ms)",
-    ):
-        await connection.exec_driver_sql(text)
-    last = 0
-    while True:
-        text = "SELECT id, calls FROM old_batches WHERE id > ? ORDER BY id LIMIT ?"
-        rows = (await connection.exec_driver_sql(text, (last, _BATCHES_PER_STEP))).all()
-        if not rows:
-            break
-        last = rows[-1].id
-        for row in rows:
-            for app_id, batch in CallBatch(_decode_calls(row.calls)).by_app():
-                await _add_batch(connection, app_id, batch)
-    await connection.exec_driver_sql("DROP TABLE old_batches")

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.deliveries import forget_dropped
+from redpoll.store import dropped
 from redpoll.store.schema import deliveries, webhooks
 
 __all__ = ["Endpoint", "add", "all_by_id", "existing", "find_by_id", "put", "remove_deleted", "set_failing_since"]
@@ -99,5 +99,5 @@ async def remove_deleted(connection: AsyncConnection) -> list[str]:
     statement = sa.delete(webhooks).where(webhooks.c.deleted_at.is_not(None), ~has_deliveries)
     removed = list((await connection.execute(statement.returning(webhooks.c.id))).scalars())
     if removed:
-        await forget_dropped(connection, removed)
+        await dropped.forget(connection, removed)
     return removed

@@ -5,7 +5,8 @@ import pytest
 
 from redpoll.control.dashboard.pages import _elapsed
 from redpoll.control.dashboard.trace import steps_of
-from redpoll.store.eventlog import CallRow, SpanRow
+from redpoll.store.call_batch import CallRow
+from redpoll.store.eventlog import SpanRow
 
 TRACE = "018c2f3a9b10" + "a" * 20
 CALL = CallRow(TRACE, "3", None, 1_000, "order", ["room"], 2, "key k from 192.0.2.1", 200, True)

@@ -9,7 +9,8 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.control.tracing import cluster_log
 from redpoll.control.tracing.cluster_log import ClusterLog
-from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query, SpanRow
+from redpoll.store.call_batch import CallBatch, CallRow
+from redpoll.store.eventlog import EventLog, Query, SpanRow
 
 RUNS = {"one": "aaaaaaaaaaaa", "two": "bbbbbbbbbbbb"}
 BASE_MS = 1_700_000_000_000

@@ -9,7 +9,8 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
 from redpoll.control.tracing.tracing import RENEW_EVERY_S, Tracer, describe_call
 from redpoll.protocol.messages import Event
-from redpoll.store.eventlog import CallBatch, CallRow, EventLog, Query
+from redpoll.store.call_batch import CallBatch, CallRow
+from redpoll.store.eventlog import EventLog, Query
 
 NOW_S = 1_700_000_000.0
 RUN = "0123456789ab"

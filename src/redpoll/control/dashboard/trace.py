@@ -18,7 +18,8 @@ from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.protocol.errors import ApiError
-from redpoll.store.eventlog import CallRow, Query, SpanRow
+from redpoll.store.call_batch import CallRow
+from redpoll.store.eventlog import Query, SpanRow
 
 __all__ = ["Step", "TracePages", "steps_of"]
 

@@ -40,15 +40,13 @@ class RecordSync:
     """Call `link_up` when Redis is connected, `received` with each message on the topic, and `committed` with the
     store's version after each commit.
 
-    `store_up` is 1 while the store answers, else 0; `synced_total` counts how often changes of others were read.
-    `on_synced()` is called after each time.
+    `store_up` is 1 while the store answers, else 0. `on_synced()` is called each time that changes of others were read.
     """
 
     def __init__(self, link: Link, keys: Keys, records: SharedRecords, name: str) -> None:
         self.store_up = 1
         # When the last read that the store answered began, on the loop's clock.
         self.read_at = asyncio.get_running_loop().time()
-        self.synced_total = 0
         self.on_synced: Callable[[], None] | None = None
         self._link = link
         self._keys = keys
@@ -103,7 +101,5 @@ class RecordSync:
             if not self.store_up:
                 self.store_up = 1
                 log.info("record store available again", store=self._name, away_s=round(clock() - away_since, 1))
-            if changed:
-                self.synced_total += 1
-                if self.on_synced is not None:
-                    self.on_synced()
+            if changed and self.on_synced is not None:
+                self.on_synced()

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from redpoll.cluster.node_survey import NodeSurvey
-from redpoll.store.eventlog import CallRow, EventLog, Query, SpanRow
+from redpoll.store.call_batch import CallRow
+from redpoll.store.eventlog import EventLog, Query, SpanRow
 
 __all__ = ["ClusterLog", "FoundCalls", "FoundTrace"]
 

@@ -16,7 +16,8 @@ from redpoll.control.http.response import Response
 from redpoll.control.http.schemas import EventsResponse, LoggedCall, TraceResponse
 from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.protocol.errors import ApiError
-from redpoll.store.eventlog import CallRow, Query
+from redpoll.store.call_batch import CallRow
+from redpoll.store.eventlog import Query
 
 __all__ = ["LOG_QUERY", "EventTrace"]
 

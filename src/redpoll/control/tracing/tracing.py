@@ -28,7 +28,8 @@ from redpoll.control.http.request import Request
 from redpoll.control.tracing.latency import PublishLatency
 from redpoll.control.tracing.spans import TRACE_ID_CHARS, Spans, trace_id_of
 from redpoll.protocol.messages import Event
-from redpoll.store.eventlog import CallBatch, CallRow, EventLog, SpanRow
+from redpoll.store.call_batch import CallBatch, CallRow
+from redpoll.store.eventlog import EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
 
 __all__ = ["Tracer", "describe_call"]
@@ -193,7 +194,7 @@ class Tracer:
         )
 
     def ended_many(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
-        """Records trigger calls that are not traced (store/eventlog.py CallBatch.add_encoded)."""
+        """Records trigger calls that are not traced (store/call_batch.py CallBatch.add_encoded)."""
         self.sampled_out += count
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += count
@@ -244,7 +245,7 @@ class Tracer:
                 await self._log.prune(int(self._clock() * 1000))
         except SQLAlchemyError as error:
             log.warning("event log not written", calls=ended.count, reason=reason_of(error))
-            self._ended.follow(ended)
+            self._ended.insert_before(ended)
             self._spans[:0] = spans
 
     def _measure(self, entries: Sequence[Entry]) -> None:

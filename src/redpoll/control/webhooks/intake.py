@@ -27,6 +27,7 @@ from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import dropped as dropped_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import Waiting
 from redpoll.store.leadership import Changes
@@ -198,7 +199,7 @@ class Intake:
                 if others:
                     present = await delivery_rows.known(connection, [delivery["id"] for delivery in others])
                     dropped.update(one["endpoint_id"] for one in others if one["id"] not in present)
-                    await delivery_rows.note_dropped(connection, dropped, now_s)
+                    await dropped_rows.note(connection, dropped, now_s)
                 written = await delivery_rows.add(connection, fitting)
         self._bound.wrote([(delivery.endpoint_id, len(delivery.body)) for delivery in written], dropped)
         self._announced.stored(states)
