@@ -1,12 +1,12 @@
-"""Every key and topic in Redis: a table that describes them, and the functions that build their names.
+"""The names of all keys and topics in Redis.
 
-`TABLE` says what each key holds, how long it lives, and which script or process writes and deletes it.
-cluster/redis/README.md "Keys" shows the same table; a test compares the two.
+cluster/redis/README.md "Keys" says what each holds, how long it lives, and which script or process writes and deletes
+it; a test compares the names with that table.
 """
 
 import copy
 from binascii import crc_hqx
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redpoll._shards import Shards
 
@@ -14,9 +14,7 @@ __all__ = [
     "CONSOLE_TOPIC",
     "COUNTS_SUM",
     "SHARDS",
-    "TABLE",
     "TAGS",
-    "Key",
     "Keys",
     "cap_of_shard",
     "shard_of_name",
@@ -87,164 +85,6 @@ def share_of_limit(max_occupied: int, *, signed: bool) -> int:
     if max_occupied < _MIN_SHARED_LIMIT:
         return 0
     return max_occupied // SHARDS // (2 if signed else 4)
-
-
-class Key(NamedTuple):
-    """A row of the table. `{T}` is the literal hash tag of the shard, `{T0}` that of shard 0."""
-
-    pattern: str
-    type: str
-    holds: str
-    lives: str
-    written_by: str
-    deleted_by: str
-
-
-TABLE: Final = (
-    Key("{T}:clock", "string", "last stamp of the shard", "forever", "hold", "–"),
-    Key(
-        "{T}:w:W",
-        "hash",
-        "gen; per channel held A:C → kind and count (c12)",
-        "the incarnation",
-        "register, hold",
-        "bury",
-    ),
-    Key("{T}:c:A:C", "hash", "W → subscriptions; perhaps sum → all of them", "while held", "hold", "hold"),
-    Key("{T}:n:A:C", "string", "subscription_count last announced, and when (ms)", "60 s", "hold", "expiry"),
-    Key("{T}:k:A:C", "string", "cached event (envelope tail)", "cache_ttl_s", "publish", "expiry"),
-    Key("{T}:km:A:C", "string", "marker: the cache miss was reported", "60 s", "hold", "publish, expiry"),
-    Key(
-        "{T}:h:A:C",
-        "stream",
-        "stamp-0 → p offset before, d envelope tail",
-        "rule's seconds",
-        "publish",
-        "clear, expiry, publish beyond the cap",
-    ),
-    Key(
-        "{T}:hm:A:C",
-        "hash",
-        "e epoch, s last offset, t seconds kept",
-        "31 days after the last publish; until the first: while occupied and 5 min, at most the rule's seconds + 1 day",
-        "publish, hold, clear",
-        "expiry, publish beyond the cap",
-    ),
-    Key(
-        "{T}:ha:A",
-        "zset",
-        "channels with history, by the ms at which it expires",
-        "60 days",
-        "publish, hold",
-        "publish, hold, clear",
-    ),
-    Key(
-        "{T}:out",
-        "stream",
-        "webhook rows: stamp-0 → k a c u t x i",
-        "about 20,000",
-        "hold, publish, drain, restate",
-        "drain",
-    ),
-    Key(
-        "{T}:left",
-        "zset",
-        "v:A:C (vacated) and r:A:C:U (removed), by the ms of the leave",
-        "the debounce",
-        "hold",
-        "hold (came back), drain",
-    ),
-    Key("{T}:p:A:C", "hash", "user id → W W…\\n<user_info or empty>", "while held", "hold", "hold"),
-    Key("{T}:a:A", "set", "occupied channels", "while any", "hold", "hold"),
-    Key(
-        "{T}:pl:A",
-        "zset",
-        "a worker and a channel that is about to become occupied, by the µs of the reservation",
-        "until occupied or refused, at most 10 s",
-        "reserve",
-        "worker, reserve, expiry",
-    ),
-    Key(
-        "{T}:y:A:U",
-        "string",
-        "Redis time in µs from which a user's last closed socket may have missed events",
-        "user_resume_s",
-        "worker",
-        "expiry",
-    ),
-    Key("{T}:d:A:YYYYMMDD", "string", "messages of that UTC day", "3 days", "spend", "expiry"),
-    Key("{T}:rate:ADDRESS", "string", "publishes that nodes took of an address's limit", "60 s", "rate", "expiry"),
-    Key(
-        "{T}:i:A:%id:H",
-        "string",
-        "a request with a correlation id: its hash, nonce and answer",
-        "120 s",
-        "control",
-        "expiry, control",
-    ),
-    Key(
-        "{T}:i:A:C:ONCE.INDEX",
-        "string",
-        "marker: this event of that request was published",
-        "120 s",
-        "publish",
-        "expiry",
-    ),
-    Key("{T0}:beat", "hash", "W → beats", "until reaped or ended", "beat", "reaper, worker at a clean end"),
-    Key("{T0}:nodes", "hash", "run → the node as JSON", "until ended or dead", "lead", "lead, reaper"),
-    Key("{T0}:leader", "string", "run, term and beat of the node that leads", "forever", "lead", "–"),
-    Key(
-        "{T0}:drained",
-        "hash",
-        "run → seconds, of nodes that are drained",
-        "until undrained or ended",
-        "control",
-        "control, lead, reaper",
-    ),
-    Key("{T0}:dir", "hash", "app id → record as JSON", "forever", "dir_put, dir_fill", "dir_put, dir_fill"),
-    Key(
-        "{T0}:dirver",
-        "string",
-        "version of the directory, number of records, id",
-        "forever",
-        "dir_put, dir_fill",
-        "dir_fill",
-    ),
-    Key(
-        "{T0}:revoked",
-        "sorted set",
-        "hash of a revoked token → version of the record store",
-        "10,000, a day after the last one",
-        "control",
-        "control, expiry",
-    ),
-    Key("{T0}:stats:RUN.K", "string", "W and counters of a worker as JSON", "15 s", "worker", "expiry"),
-    Key(
-        "{T}:trace:RUN",
-        "stream",
-        "spans of events that came in at this node, in batches",
-        "until control has stored them; about 4,000 entries; 60 s after control's last sign",
-        "worker, control",
-        "control, MAXLEN, expiry",
-    ),
-    Key("{T0}:debug:A", "stream", "lines of `redpoll debug`", "while it runs and 60 s", "control, worker", "expiry"),
-    Key("{T0}:ans:ID", "list", "answers to a survey", "10 s", "worker, control", "expiry"),
-    Key("{T}:t:A:C", "topic", "events and member deltas of a channel", "–", "publishers, hold", "–"),
-    Key("{T}:t:A:%console", "topic", "copies of an app's events, while its console is open", "–", "publishers", "–"),
-    Key("{T0}:sys", "topic", "messages to every worker, JSON", "–", "dir_put, dir_fill, control", "–"),
-    Key("{T}:canary:RUN.K", "topic", "numbers that a worker sends to itself, through each master", "–", "worker", "–"),
-    Key(
-        "{T}:here:RUN.K",
-        "topic",
-        "nothing: its subscriber is a worker that is subscribed again",
-        "–",
-        "–",
-        "–",
-    ),
-    Key("{T0}:news", "topic", "the run of a node whose processes changed, to every supervisor", "–", "supervisor", "–"),
-    Key("{T0}:records", "topic", "the record store's version, to every control plane", "–", "control", "–"),
-    Key("{T0}:controls", "topic", "surveys of control planes, JSON", "–", "control", "–"),
-)
 
 
 class Keys:
