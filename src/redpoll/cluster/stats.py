@@ -7,6 +7,7 @@ import msgspec
 
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.values import WorkerId
 
 __all__ = ["Stats"]
 
@@ -27,7 +28,7 @@ class Stats:
     def write(self, w: str, counters: dict[str, Any]) -> None:
         """Queues the counters. The outcome doesn't matter, because the next ones follow in 5 s."""
         value = msgspec.json.encode((w, counters))
-        self._link.call(b"SET", self._keys.stats(_process(w)), value, b"EX", _LIFETIME_S)
+        self._link.call(b"SET", self._keys.stats(WorkerId.parse(w).process_name), value, b"EX", _LIFETIME_S)
 
     async def read(self, processes: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Counters by W, of those of these processes that wrote lately. Raises LinkDown or hiredis.ReplyError."""
@@ -39,8 +40,4 @@ class Stats:
     async def read_all(self) -> dict[str, dict[str, Any]]:
         """Those of every worker in the beat table. It costs Redis as much as there are workers in the cluster."""
         names = await self._link.ask(b"HKEYS", self._keys.beat)
-        return await self.read(sorted({_process(name.decode()) for name in names}))
-
-
-def _process(w: str) -> str:
-    return w.rpartition(".")[0]
+        return await self.read(sorted({WorkerId.parse(name.decode()).process_name for name in names}))

@@ -16,6 +16,7 @@ from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys, shard_of_name
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import BEAT, BURY, OK, REGISTER, Script
+from redpoll.cluster.redis.values import WorkerId
 
 __all__ = ["Incarnation"]
 
@@ -59,7 +60,7 @@ class Incarnation:
         self._set_name()
 
     def _set_name(self) -> None:
-        self.w = f"{self._run}.{self._k}.{self.n}"
+        self.w = str(WorkerId(self._run, self._k, self.n))
         self.name = self.w.encode()
 
     def worker_keys(self) -> list[bytes]:

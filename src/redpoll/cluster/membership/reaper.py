@@ -22,6 +22,7 @@ from redpoll.cluster.nodes import Unchanged
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
+from redpoll.cluster.redis.values import MemberEntry, WorkerId
 
 __all__ = ["Beats", "Reaper", "Run"]
 
@@ -96,7 +97,7 @@ class Beats:
         self._has_read = True
         self.table = table
         self._present = {}
-        for run, k, n in map(_parts, table):
+        for run, k, n in map(WorkerId.parse, table):
             self._present[run, k] = max(n, self._present.get((run, k), 0))
 
     def dead(self) -> list[str]:
@@ -113,13 +114,13 @@ class Beats:
 
     def _is_supervised(self, w: str) -> bool:
         # The present name of a process of a live node. Its supervisor decides about it.
-        run, k, n = _parts(w)
+        run, k, n = WorkerId.parse(w)
         node = self._node(run)
         return node is not None and node.alive and self._present.get((run, k)) == n
 
     def is_reported_dead(self, w: str) -> bool:
         """Whether the worker's node is dead, or its supervisor says that this worker ended."""
-        run, k, _ = _parts(w)
+        run, k, _ = WorkerId.parse(w)
         node = self._node(run)
         if node is None:
             return False
@@ -128,19 +129,13 @@ class Beats:
         return k not in node.workers and k <= node.greatest
 
     def _is_of_dead_node(self, w: str) -> bool:
-        node = self._node(_parts(w)[0])
+        node = self._node(WorkerId.parse(w).run)
         return node is not None and not node.alive
 
     def forgotten(self) -> dict[str, Run]:
         """The dead nodes of which no worker is left in the last table, by run."""
-        with_workers = {_parts(w)[0] for w in self.table}
+        with_workers = {WorkerId.parse(w).run for w in self.table}
         return {run: node for run, node in self._nodes.items() if not node.alive and run not in with_workers}
-
-
-def _parts(w: str) -> tuple[str, int, int]:
-    # `<run>.<k>.<n>`
-    run, k, n = w.split(".")
-    return run, int(k), int(n)
 
 
 class Reaper:
@@ -365,7 +360,7 @@ class Reaper:
             async with self._in_flight:
                 cursor, flat = await self._link.ask(b"HSCAN", key, cursor, b"COUNT", _SCAN_COUNT)
             for user, entry in zip(flat[::2], flat[1::2], strict=True):
-                if name in entry.partition(b"\n")[0].split(b" "):
+                if name in MemberEntry.parse(entry).holders:
                     users[user.decode()] = None
             if int(cursor) == 0:
                 return list(users)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redpoll.cluster.membership.hold_call import HoldCall
+from redpoll.cluster.redis.values import MemberEntry
 from redpoll.protocol.presence import Roster
 
 __all__ = ["Changes", "apply_reply", "read_first", "reread"]
@@ -65,9 +66,4 @@ def reread(roster: Roster, flat: Sequence[bytes], w: bytes, *, final: bool) -> C
 
 
 def _entries(flat: Sequence[bytes]) -> list[tuple[str, list[bytes], bytes]]:
-    # `<W> <W>…\n<user_info>` by user.
-    entries = []
-    for user, entry in zip(flat[::2], flat[1::2], strict=True):
-        holders, _, info = entry.partition(b"\n")
-        entries.append((user.decode(), holders.split(b" "), info))
-    return entries
+    return [(user.decode(), *MemberEntry.parse(entry)) for user, entry in zip(flat[::2], flat[1::2], strict=True)]

@@ -18,6 +18,7 @@ import hiredis
 from redpoll.cluster.bus import Cached, Unavailable, read_cached
 from redpoll.cluster.redis.keys import COUNTS_SUM, SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.values import MemberEntry
 
 __all__ = ["ChannelPage", "Occupancy", "TooManyChannels"]
 
@@ -91,8 +92,7 @@ class Occupancy:
             found.update(zip(flat[::2], flat[1::2], strict=True))
             if not int(cursor):
                 break
-        # A value is `WORKER WORKER…\n<user_info>` (cluster/redis/README.md "Keys").
-        return [(user.decode(), value.partition(b"\n")[2]) for user, value in sorted(found.items())[:limit]]
+        return [(user.decode(), MemberEntry.parse(entry).info) for user, entry in sorted(found.items())[:limit]]
 
     async def with_history(self, app_id: str, limit: int = 500) -> list[str]:
         """At most `limit` channels with stored messages, sorted by name."""

@@ -23,6 +23,7 @@ import structlog
 from redpoll import _frame
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.values import MemberEntry
 from redpoll.protocol.apps import App
 
 if TYPE_CHECKING:
@@ -290,8 +291,7 @@ class UserResume:
         if written is not None:
             points.append(int(written))
             until = loop.time() + ttl_ms / 1000
-        # The members' hash lists a member's workers before the first line feed.
-        names = (*holders, *(member or b"").partition(b"\n")[0].split())
+        names = (*holders, *MemberEntry.parse(member or b"").holders)
         workers = {name.decode() for name in names} - {self._registry.w}
         others = self._latest(app.id, user, but=connection)
         ages = await asyncio.gather(self._silence(others), self._ask(app.id, user, sorted(workers)))
