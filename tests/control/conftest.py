@@ -14,7 +14,9 @@ import pytest
 from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
+from messages import unpack_answer
 from receiver import Receiver
+from redpoll._http import pack_request
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.config import Settings
@@ -23,7 +25,7 @@ from redpoll.control.accounts.passwords import Passwords
 from redpoll.control.plane import ControlPlane
 from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.http.messages import FIELDS, SIZE_BYTES, pack_fields, pack_request, size_of, unpack_answer
+from redpoll.http.messages import FIELDS, SIZE_BYTES, pack_fields, size_of
 from redpoll.ipc.child_pipe import Start
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog

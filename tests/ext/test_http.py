@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from messages import unpack_request
 from redpoll._http import (
     IncomingRequest,
     pack_answer,
@@ -21,7 +22,7 @@ from redpoll._http import (
     read_requests,
     signed_params,
 )
-from redpoll.http.messages import FIELDS, size_of, unpack_request
+from redpoll.http.messages import FIELDS, size_of
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.errors import ApiError

@@ -3,6 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messages import unpack_answer, unpack_request
+from redpoll._http import pack_answer, pack_request
 from redpoll.http.messages import (
     CLOSES,
     CONTINUE,
@@ -10,12 +12,9 @@ from redpoll.http.messages import (
     HEAD_ONLY,
     LAST,
     SECURE,
-    pack_answer,
+    number_of,
     pack_fields,
-    pack_request,
     size_of,
-    unpack_answer,
-    unpack_request,
 )
 
 
@@ -27,7 +26,7 @@ from redpoll.http.messages import (
 )
 def test_a_request_arrives_as_it_was_sent(number, target, fields, body):
     packed = pack_request(number, SECURE, b"POST", b"2001:db8::1", target, pack_fields(fields), body)
-    assert size_of(packed, 0) == len(packed)
+    assert (size_of(packed, 0), number_of(packed)) == (len(packed), number)
     request = unpack_request(packed)
     assert (request.number, request.flags, request.method, request.client) == (number, SECURE, "POST", "2001:db8::1")
     assert request.target.encode("utf-8", "surrogateescape") == target

@@ -1,17 +1,15 @@
 """The messages between a worker and the control plane: an HTTP request, and the answer to it.
 
 A worker parses HTTP and sends each request as one message over one Unix stream socket; control answers with one
-message, in any order. A message is a 32-bit size and that many bytes, the first four of which are the request's number.
-Both ends use this module. It knows neither sockets nor what a request means.
+message, in any order. A message is a 32-bit size and that many bytes, the first four of which are the request's number;
+_http (RequestHead, AnswerHead) packs and reads them. This module knows neither sockets nor what a request means.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
-
-from redpoll._http import pack_answer, pack_request
+from typing import Final
 
 __all__ = [
     "AUTHENTICATED",
@@ -25,15 +23,10 @@ __all__ = [
     "MAX_BODY_BYTES",
     "SECURE",
     "SIZE_BYTES",
-    "Answer",
-    "WorkerRequest",
-    "pack_answer",
+    "number_of",
     "pack_fields",
-    "pack_request",
     "size_of",
-    "unpack_answer",
     "unpack_fields",
-    "unpack_request",
 ]
 
 # The greatest body of a request.
@@ -65,39 +58,8 @@ FIELDS: Final = (
     "traceparent",
 )
 
-# Size, number, flags, refusal, bytes of method, client address, target, fields; the announced body.
-_REQUEST: Final = struct.Struct("<IIBHBBHHI")
-_ANSWER: Final = struct.Struct("<IIB")
 _FIELD: Final = struct.Struct("<BH")
 _SIZE: Final = struct.Struct("<I")
-_NO_FIELDS: Final[dict[str, str]] = {}
-
-
-class WorkerRequest(NamedTuple):
-    """A request as control gets it.
-
-    `method`, `target` and `fields` are as the client sent them; `client` is its address, as a trusted proxy names it
-    where there is one. With HEAD_ONLY in `flags` there is no body yet, and `announced` says how many bytes are to come
-    (None: chunked). `refusal`: the HTTP status with which the worker had to stop reading the body; 0 as a rule.
-    """
-
-    number: int
-    flags: int
-    refusal: int
-    method: str
-    client: str
-    target: str
-    fields: dict[str, str]
-    announced: int | None
-    body: bytes
-
-
-class Answer(NamedTuple):
-    """`response` is the whole HTTP response, ready to be written."""
-
-    number: int
-    flags: int
-    response: bytes
 
 
 def pack_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
@@ -111,20 +73,10 @@ def size_of(buffer: bytes | bytearray, at: int) -> int:
     return SIZE_BYTES + int(size)
 
 
-def unpack_request(message: bytes) -> WorkerRequest:
-    """The request of a whole message. Bytes that aren't UTF-8 become lone surrogates."""
-    _, number, flags, refusal, method_size, client_size, target_size, fields_size, body_size = _REQUEST.unpack_from(
-        message
-    )
-    at = _REQUEST.size + method_size
-    method = message[_REQUEST.size : at].decode("ascii")
-    client = message[at : at + client_size].decode("ascii")
-    at += client_size
-    target = message[at : at + target_size].decode("utf-8", "surrogateescape")
-    at += target_size
-    fields = unpack_fields(message[at : at + fields_size]) if fields_size else _NO_FIELDS
-    announced = None if body_size == 0xFFFF_FFFF else body_size
-    return WorkerRequest(number, flags, refusal, method, client, target, fields, announced, message[at + fields_size :])
+def number_of(message: bytes) -> int:
+    """The number of the request of a whole message."""
+    (number,) = _SIZE.unpack_from(message, SIZE_BYTES)
+    return int(number)
 
 
 def unpack_fields(data: bytes) -> dict[str, str]:
@@ -137,9 +89,3 @@ def unpack_fields(data: bytes) -> dict[str, str]:
         fields.setdefault(FIELDS[place], data[at : at + size].decode("utf-8", "surrogateescape"))
         at += size
     return fields
-
-
-def unpack_answer(message: bytes) -> Answer:
-    """The answer of a whole message."""
-    _, number, flags = _ANSWER.unpack_from(message)
-    return Answer(number, flags, message[_ANSWER.size :])

@@ -3,7 +3,8 @@
 import asyncio
 import json
 
-from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST, pack_answer
+from redpoll._http import pack_answer
+from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 BODY = b'{"name":"e","channels":["c"],"data":"{}"}'

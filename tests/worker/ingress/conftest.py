@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from messages import unpack_request
+from redpoll._http import pack_answer
 from redpoll.http.messages import (
     AUTHENTICATED,
     CLOSES,
@@ -11,9 +13,7 @@ from redpoll.http.messages import (
     HEAD_ONLY,
     LAST,
     SIZE_BYTES,
-    pack_answer,
     size_of,
-    unpack_request,
 )
 
 

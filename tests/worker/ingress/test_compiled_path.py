@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from messages import unpack_request
 from redpoll._http import pack_simple
 from redpoll.config.proxies import NO_PROXIES
 from redpoll.http import reader
 from redpoll.http.errors import error_response
-from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields, unpack_request
+from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields
 from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.http_requests import TABLE, PublicConnection
 from redpoll.worker.ingress.strangers import Strangers

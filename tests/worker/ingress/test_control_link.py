@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from redpoll.http.messages import CLOSES, pack_answer
+from redpoll._http import pack_answer
+from redpoll.http.messages import CLOSES
 from redpoll.worker.ingress.control_link import ControlLink
 
 

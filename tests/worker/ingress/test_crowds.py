@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, LAST, pack_answer
+from redpoll._http import pack_answer
+from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, LAST
 
 GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: h\r\n\r\n"
 PART = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1234"

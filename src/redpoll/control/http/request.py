@@ -52,7 +52,7 @@ class Request(IncomingRequest):
     `path` and `query` are not decoded, because they are signed. `body` is empty until it has been read. `headers` of a
     request from a worker have only the names in http/messages.FIELDS. `remote` is the client's address, or the one
     that a trusted proxy reports. `secure`: the client used TLS. `from_worker`: the request came to the public port.
-    `flags`, `announced` and `refusal`: as of http/messages.WorkerRequest.
+    `flags`, `announced` and `refusal`: as of http/reader.ParsedRequest.
 
     The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
     before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from redpoll._http import pack_ok, read_requests
+from redpoll._http import pack_answer, pack_ok, read_requests
 from redpoll.control.http.fair_queue import FairQueue
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, dateline
@@ -31,7 +31,6 @@ from redpoll.http.messages import (
     HTTP_1_0,
     LAST,
     SIZE_BYTES,
-    pack_answer,
     size_of,
 )
 from redpoll.loop.slices import Slices

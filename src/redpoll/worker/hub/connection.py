@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from redpoll import _frame
 from redpoll._engine import HTTP, WebSocket, untracked
 from redpoll._fanout import Flusher
+from redpoll.http.connection import HttpConnection
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.errors import close_reason
@@ -21,16 +22,6 @@ from redpoll.protocol.session import Session
 from redpoll.worker.hub.client_libraries import UNKNOWN, Arrival
 
 __all__ = ["Connection", "Doorkeeper", "Introduced"]
-
-
-class HttpReader(Protocol):
-    """Takes the bytes of one HTTP connection (http/connection.py)."""
-
-    def received(self, data: bytes) -> None:
-        """The next bytes of the client."""
-
-    def ended(self) -> bool:
-        """The client sends no more. True: there are answers to write before the connection closes."""
 
 
 class Observer(Protocol):
@@ -53,7 +44,7 @@ class Doorkeeper(Protocol):
 
     flusher: Flusher
     max_message_bytes: int
-    http_connections: Mapping[Connection, HttpReader]
+    http_connections: Mapping[Connection, HttpConnection[Any]]
 
     @property
     def debugging(self) -> Observer:

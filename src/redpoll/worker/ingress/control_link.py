@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from redpoll._http import pack_request, read_answers
-from redpoll.http.messages import LAST, unpack_request
+from redpoll.http.messages import LAST, number_of
 
 __all__ = ["BEATS_A_SECOND", "ControlLink", "Requester"]
 
@@ -239,7 +239,7 @@ class ControlLink:
         self._loop.remove_reader(sock)
         self._loop.remove_writer(sock)
         sock.close()
-        unsent = {unpack_request(message).number for message in self._queued}
+        unsent = {number_of(message) for message in self._queued}
         self._queued.clear()
         self._unsent.clear()
         self._received.clear()

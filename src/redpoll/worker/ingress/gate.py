@@ -20,6 +20,7 @@ from redpoll._small_map import SmallMap
 from redpoll.cluster.directory import Directory
 from redpoll.config.config import Settings
 from redpoll.config.proxies import TrustedProxies
+from redpoll.http.connection import HttpConnection
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
@@ -28,7 +29,7 @@ from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
 from redpoll.worker.hub.addresses import Addresses
 from redpoll.worker.hub.client_libraries import ClientLibraries
-from redpoll.worker.hub.connection import Connection, HttpReader, Introduced
+from redpoll.worker.hub.connection import Connection, Introduced
 from redpoll.worker.hub.hub import Hub
 from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_requests import HttpRequests
@@ -99,7 +100,7 @@ class Gate:
             self.strangers,
             Credentials(directory.by_id),
         )
-        self.http_connections: Mapping[Connection, HttpReader] = self.http.connections
+        self.http_connections: Mapping[Connection, HttpConnection[Any]] = self.http.connections
         self.debugging = hub.debugging
         self.refusals = Refusals()
         self._limits = self._limits_of(settings, self.refusals)
