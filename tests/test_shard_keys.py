@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
@@ -35,7 +36,7 @@ async def test_a_history_stored_before_the_migration_is_found_after_it(redis):
         link.start()
         await link.wait_up()
         item = (CHANNEL, "before", "{}", None, None)
-        await Bus(link, Keys(), confirm_s=60.0).publish_all(App(id=APP_ID, name="x", keys=(), history=(rule,)), [item])
+        await publish_all(Bus(link, Keys(), confirm_s=60.0), App(id=APP_ID, name="x", keys=(), history=(rule,)), [item])
         await link.close()
         server.start()
         async with Api(server) as api:

@@ -6,6 +6,7 @@ import time
 import pytest
 from msgspec import structs
 
+from bus_publishing import publish_all
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable, read_cached
 from redpoll.cluster.redis.link import Link, LinkDown
@@ -21,7 +22,7 @@ async def test_events_of_one_call_arrive_in_their_order_with_their_envelopes(lin
     link.on_push = lambda topic, payload: seen.append((topic, payload))
     link.subscribe([keys.topic("7", "a"), keys.topic("7", "b")])
     items = [Outgoing("a", "e1", "1"), ("b", "e2", "2", "1.2", None), ("a", "e3", "3", None, "u")]
-    assert await Bus(link, keys).publish_all(APP, items, "ab" * 16) == [1, 1, 1]
+    assert await publish_all(Bus(link, keys), APP, items, "ab" * 16) == [1, 1, 1]
     trace = b"ab" * 16
     assert seen == [
         (keys.topic("7", "a"), b"e 0 0 - " + trace + b" 0 2\ne11"),
@@ -31,8 +32,8 @@ async def test_events_of_one_call_arrive_in_their_order_with_their_envelopes(lin
 
 
 async def test_event_without_subscribers_is_confirmed(link, keys):
-    assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "")]) == [0]
-    assert await Bus(link, keys).publish_all(APP, []) == []
+    assert await publish_all(Bus(link, keys), APP, [Outgoing("a", "e", "")]) == [0]
+    assert await publish_all(Bus(link, keys), APP, []) == []
 
 
 async def test_publish_without_waiting_calls_its_callback(link, keys, wait_until):
@@ -51,36 +52,9 @@ async def test_client_event_fails_at_once_while_redis_is_disconnected(keys, wait
     assert isinstance(outcomes[0], LinkDown)
 
 
-async def test_publish_is_unavailable_when_redis_stays_away(keys):
-    link = Link("unix:///nowhere/redis.sock", first_delay_s=0.01, max_delay_s=0.05)
-    link.start()
-    bus = Bus(link, keys, confirm_s=0.05)
-    with pytest.raises(Unavailable):
-        await bus.publish_all(APP, [Outgoing("a", "e", "d")])
-    assert bus.unconfirmed == 1
-    await link.close()
-
-
-async def test_publish_waits_for_a_redis_that_is_about_to_be_back(link, keys):
-    link.drop("for the test")
-    assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
-
-
-async def test_publish_to_a_redis_that_hangs_is_not_confirmed(link, keys, redis):
-    bus = Bus(link, keys, confirm_s=0.1)
-    redis.pause()
-    try:
-        with pytest.raises(Unavailable, match="not confirmed"):
-            await bus.publish_all(APP, [Outgoing("a", "e", "d"), Outgoing("b", "e", "d")])
-    finally:
-        redis.resume()
-    assert bus.unconfirmed == 2
-    assert await Bus(link, keys).publish_all(APP, [Outgoing("a", "e", "d")]) == [0]
-
-
 async def test_publish_whose_connection_breaks_is_not_repeated(link, keys):
     bus = Bus(link, keys)
-    publishing = asyncio.ensure_future(bus.publish_all(APP, [Outgoing("a", "e", "d")]))
+    publishing = asyncio.ensure_future(publish_all(bus, APP, [Outgoing("a", "e", "d")]))
     await asyncio.sleep(0)
     link.flush()
     link.drop("for the test")
@@ -106,7 +80,7 @@ async def test_workers_that_are_not_subscribed_are_named(link, keys, start_worke
 async def test_cached_event_is_sent_until_its_ttl_ends(link, keys):
     bus, app = Bus(link, keys), App(id="7", name="test", keys=(), cache_ttl_s=60)
     assert await read_cached(link, keys, "7", "cache-a") is None
-    await bus.publish_all(app, [("cache-a", "e", "1", "1.2", None), ("cache-a", "é", '"2"', "1.2", None)], "ab" * 16)
+    await publish_all(bus, app, [("cache-a", "e", "1", "1.2", None), ("cache-a", "é", '"2"', "1.2", None)], "ab" * 16)
     found = await read_cached(link, keys, "7", "cache-a")
     assert (found.event, found.data) == ("é", '"2"')
     assert 50 < found.ttl_s <= 60
@@ -116,7 +90,7 @@ async def test_cached_event_is_sent_until_its_ttl_ends(link, keys):
 async def test_clients_events_and_other_channels_are_not_cached(link, keys, wait_until):
     bus, outcomes = Bus(link, keys), []
     bus.publish(APP, "private-cache-a", "client-e", "1", done=outcomes.append)
-    await bus.publish_all(APP, [Outgoing("my-cache-a", "e", "1")])
+    await publish_all(bus, APP, [Outgoing("my-cache-a", "e", "1")])
     await wait_until(lambda: outcomes)
     assert await link.ask(b"KEYS", b"*:k:*") == []
 
@@ -129,7 +103,7 @@ async def test_joiner_gets_the_cached_event_or_a_cache_miss(prefix, link, keys, 
     first = worker.join(channel, user)
     await wait_until(lambda: first.state == "attached")
     assert first.cached == b""
-    await bus.publish_all(APP, [Outgoing(channel, "e", "1", "1.2")])
+    await publish_all(bus, APP, [Outgoing(channel, "e", "1", "1.2")])
     await wait_until(lambda: first.events)
     second = worker.join(channel, user)
     await wait_until(lambda: second.state == "attached")
@@ -152,7 +126,7 @@ async def test_subscriber_that_races_a_publish_gets_the_event_exactly_once(link,
         sockets = []
         for step in range(4):
             if step == ahead:
-                publishing = asyncio.ensure_future(bus.publish_all(APP, [Outgoing(channel, "e", "1")]))
+                publishing = asyncio.ensure_future(publish_all(bus, APP, [Outgoing(channel, "e", "1")]))
             sockets.append(rng.choice(workers).join(channel))
             if rng.random() < 0.7:
                 await asyncio.sleep(0)
@@ -183,16 +157,16 @@ async def test_event_at_the_same_index_of_the_same_request_is_published_once(lin
     bus = Bus(link, keys)
     items = [Outgoing("a", "e", "1"), Outgoing("cache-a", "e", "2"), Outgoing("a", "e", "3")]
     for once in ("x", "x", "y"):
-        assert await bus.publish_all(APP, items, once=once) == [1, 1, 1]
+        assert await publish_all(bus, APP, items, once=once) == [1, 1, 1]
     assert seen == [b"1", b"2", b"3"] * 2
     assert 100 < await link.ask(b"TTL", keys.published("7", "a", "x", 2)) <= 120
 
 
 async def test_repeated_event_is_not_cached_again(link, keys):
     bus = Bus(link, keys)
-    await bus.publish_all(APP, [Outgoing("cache-a", "e", "old")], once="x")
-    await bus.publish_all(APP, [Outgoing("cache-a", "e", "new")])
-    await bus.publish_all(APP, [Outgoing("cache-a", "e", "old")], once="x")
+    await publish_all(bus, APP, [Outgoing("cache-a", "e", "old")], once="x")
+    await publish_all(bus, APP, [Outgoing("cache-a", "e", "new")])
+    await publish_all(bus, APP, [Outgoing("cache-a", "e", "old")], once="x")
     assert (await read_cached(link, keys, "7", "cache-a")).data == "new"
 
 
@@ -223,8 +197,8 @@ def pushes(link, keys):
 
 async def test_event_is_stored_by_rule_and_its_publisher_gets_the_usual_answer(link, keys, pushes):
     bus, app = Bus(link, keys), keeping(rule("a"))
-    assert await bus.publish_all(app, [("a", "e", "1", None, None), ("b", "e", "1", None, None)]) == [1, 0]
-    assert await bus.publish_all(app, [Outgoing("a", "e", "2")]) == [1]
+    assert await publish_all(bus, app, [("a", "e", "1", None, None), ("b", "e", "1", None, None)]) == [1, 0]
+    assert await publish_all(bus, app, [Outgoing("a", "e", "2")]) == [1]
     (_, first, _, _), (_, second, before, _) = pushes
     assert (before, first > 0) == (first, True)
     assert await link.ask(b"XLEN", keys.history("7", "a")) == 2
@@ -236,7 +210,7 @@ async def test_event_of_a_cache_channel_is_cached_and_stored_once(link, keys, pu
     bus, app = Bus(link, keys), keeping(rule("cache-", prefix=True))
     await link.ask(b"SET", keys.cache_miss("7", "cache-a"), b"1")
     for _ in range(2):
-        assert await bus.publish_all(app, [Outgoing("cache-a", "e", "1")], once="x") == [1]
+        assert await publish_all(bus, app, [Outgoing("cache-a", "e", "1")], once="x") == [1]
     assert await link.ask(b"XLEN", keys.history("7", "cache-a")) == 1
     assert [(channel, data) for channel, _, _, data in pushes] == [("cache-a", "1")]
     assert (await read_cached(link, keys, "7", "cache-a")).data == "1"
@@ -245,11 +219,11 @@ async def test_event_of_a_cache_channel_is_cached_and_stored_once(link, keys, pu
 
 async def test_each_history_has_an_epoch_of_its_own(link, keys):
     bus, app = Bus(link, keys), keeping(rule("", prefix=True))
-    await bus.publish_all(app, [Outgoing(f"a{n}", "e", "1") for n in range(20)])
+    await publish_all(bus, app, [Outgoing(f"a{n}", "e", "1") for n in range(20)])
     epochs = [await link.ask(b"HGET", keys.history_meta("7", f"a{n}"), b"e") for n in range(20)]
     assert len(set(epochs)) == 20
     await link.ask(b"DEL", keys.history_meta("7", "a0"))
-    await bus.publish_all(app, [Outgoing("a0", "e", "1")])
+    await publish_all(bus, app, [Outgoing("a0", "e", "1")])
     assert await link.ask(b"HGET", keys.history_meta("7", "a0"), b"e") not in epochs
 
 
@@ -257,12 +231,12 @@ async def test_event_beyond_the_apps_cap_is_sent_and_counted(link, keys, pushes)
     bus = Bus(link, keys)
     other = next(f"a{n}" for n in range(10_000) if shard("7", f"a{n}") == shard("7", "a"))
     app = keeping(rule("a", prefix=True), max_history_channels=1)
-    await bus.publish_all(app, [Outgoing(other, "e", "1"), Outgoing("a", "e", "2")])
+    await publish_all(bus, app, [Outgoing(other, "e", "1"), Outgoing("a", "e", "2")])
     assert pushes == [("a", 0, 0, "2")]
     assert (bus.published, bus.unkept) == (2, 1)
     # Twice an even share of the shards.
     app = keeping(rule("a", prefix=True), max_history_channels=64)
-    await bus.publish_all(app, [Outgoing("a", "e", "3")])
+    await publish_all(bus, app, [Outgoing("a", "e", "3")])
     assert pushes[1][1] > 0
     assert bus.unkept == 1
 
@@ -271,14 +245,14 @@ async def test_history_that_falls_beyond_the_cap_does_not_come_back_with_a_later
     bus = Bus(link, keys)
     other = next(f"a{n}" for n in range(10_000) if shard("7", f"a{n}") == shard("7", "a"))
     one, two = (keeping(rule("a", prefix=True), max_history_channels=cap) for cap in (1, 64))
-    await bus.publish_all(two, [Outgoing("a", "e", "old")])
+    await publish_all(bus, two, [Outgoing("a", "e", "old")])
     # As when its last message is about to expire: the channel doesn't count any more, its messages are still there.
     await link.ask(b"ZREM", keys.histories(shard("7", "a"), "7"), b"a")
     await link.ask(b"HDEL", keys.history_meta("7", "a"), b"x")
-    await bus.publish_all(one, [Outgoing(other, "e", "1"), Outgoing("a", "e", "not stored")])
+    await publish_all(bus, one, [Outgoing(other, "e", "1"), Outgoing("a", "e", "not stored")])
     assert bus.unkept == 1
     assert await link.ask(b"EXISTS", keys.history("7", "a"), keys.history_meta("7", "a")) == 0
-    await bus.publish_all(two, [Outgoing("a", "e", "new")])
+    await publish_all(bus, two, [Outgoing("a", "e", "new")])
     assert await link.ask(b"XLEN", keys.history("7", "a")) == 1
 
 
@@ -327,7 +301,7 @@ async def test_clients_event_that_finds_no_room_for_its_row_is_sent_and_counted(
 
 
 async def test_servers_event_makes_no_row(link, keys):
-    await Bus(link, keys).publish_all(keeping(rule("a"), hooks="omcxs"), [Outgoing("a", "e", "1")])
+    await publish_all(Bus(link, keys), keeping(rule("a"), hooks="omcxs"), [Outgoing("a", "e", "1")])
     assert await link.ask(b"EXISTS", keys.outbox(shard("7", "a"))) == 0
 
 
@@ -339,12 +313,12 @@ async def test_events_are_copied_to_the_console_only_while_somebody_watches(link
     await wait_until(lambda: watching.state == "attached")
     bus = Bus(link, keys)
     done = []
-    await bus.publish_all(watched, [("a", "e", "1", "1.2", None)])
+    await publish_all(bus, watched, [("a", "e", "1", "1.2", None)])
     bus.publish(watched, "private-b", "client-x", "2", user="u", done=done.append)
     await wait_until(lambda: len(worker.sockets.console_copies) == 2)
-    await bus.publish_all(APP, [Outgoing("a", "e", "3")])
-    await bus.publish_all(structs.replace(APP, console_until=time.time() - 1), [Outgoing("a", "e", "4")])
-    await bus.publish_all(watched, [Outgoing("a", "e", "5")])
+    await publish_all(bus, APP, [Outgoing("a", "e", "3")])
+    await publish_all(bus, structs.replace(APP, console_until=time.time() - 1), [Outgoing("a", "e", "4")])
+    await publish_all(bus, watched, [Outgoing("a", "e", "5")])
     await wait_until(lambda: len(worker.sockets.console_copies) == 3)
     assert worker.sockets.console_copies == [
         b"c a\ne 0 0 1.2 - 0 1\ne1",

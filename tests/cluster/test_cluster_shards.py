@@ -6,6 +6,7 @@ from binascii import crc_hqx
 import pytest
 from structlog.testing import capture_logs
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
@@ -90,7 +91,7 @@ async def published(worker, channels: list[str]) -> None:
     """Publishes on each of these channels until each is confirmed."""
     bus = Bus(worker.link, worker.keys)
     for channel in channels:
-        await bus.publish_all(worker.app, [Outgoing(channel, "e", "1")])
+        await publish_all(bus, worker.app, [Outgoing(channel, "e", "1")])
 
 
 async def test_moved_slot_makes_only_its_own_channels_written_again(cluster, start_worker, wait_until, make_truth):

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import History, InvalidOffset, Page, Row, UnknownEpoch
@@ -28,7 +29,7 @@ def publish(link, keys):
         for _ in range(0, count, 100):
             share = min(count, 100)
             count -= share
-            await bus.publish_all(APP, [Outgoing(channel, "e", data or str(next(numbers))) for _ in range(share)])
+            await publish_all(bus, APP, [Outgoing(channel, "e", data or str(next(numbers))) for _ in range(share)])
 
     return publish
 
@@ -236,7 +237,7 @@ async def test_history_cleared_between_two_pages_is_read_again_from_the_start(hi
 
 async def test_reading_from_a_redis_that_is_away_is_unavailable(keys, monkeypatch):
     link = Link("unix:///nowhere/redis.sock")
-    monkeypatch.setattr("redpoll.cluster.bus.confirmed.__defaults__", (0.05,))
+    monkeypatch.setattr("redpoll.cluster.bus.ask_within.__defaults__", (0.05,))
     history = History(link, keys)
     with pytest.raises(Unavailable):
         await history.read("7", "news", limit=1)

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
 from redpoll.cluster.idempotency import Idempotency, Outcome
 
@@ -79,7 +80,7 @@ async def test_repeated_request_publishes_once(idempotency, link, keys, make_app
     await link.wait_up()
     claim = await idempotency.claim("7", "id-1", REQUEST)
     link._connection._transport.pause_reading()
-    publishing = asyncio.ensure_future(bus.publish_all(app, items[:2], once=claim.once))
+    publishing = asyncio.ensure_future(publish_all(bus, app, items[:2], once=claim.once))
     await wait_until(lambda: len(cached.events) == 1)
     link.drop("for the test")
     with pytest.raises(Unavailable):
@@ -87,7 +88,7 @@ async def test_repeated_request_publishes_once(idempotency, link, keys, make_app
     for _ in range(3):
         again = await idempotency.claim("7", "id-1", REQUEST)
         assert (again.outcome, again.once) == (Outcome.AGAIN, claim.once)
-        assert await bus.publish_all(app, items, once=again.once) == [1, 1, 1]
+        assert await publish_all(bus, app, items, once=again.once) == [1, 1, 1]
     await wait_until(lambda: len(socket.events) == 2)
     assert [event[-1:] for event in socket.events + cached.events] == [b"1", b"3", b"2"]
 

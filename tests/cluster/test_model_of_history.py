@@ -12,6 +12,7 @@ import os
 
 import pytest
 
+from bus_publishing import publish_all
 from random_history import RandomHistory
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing
@@ -70,7 +71,7 @@ class Scenario(RandomHistory):
         channel, count = self.random.choice(CHANNELS), self.random.choice((1, 1, 3, 30, 150))
         texts = [str(self.number + at) for at in range(count)]
         self.number += count
-        await self.bus.publish_all(self.app, [Outgoing(channel, "e", text) for text in texts])
+        await publish_all(self.bus, self.app, [Outgoing(channel, "e", text) for text in texts])
         self.sent[channel] += texts
 
     async def publish_as_client(self) -> None:
@@ -138,7 +139,7 @@ class Scenario(RandomHistory):
         await truth.settled(self.workers)
         # The last event, which comes after all messages that a subscriber catches up with.
         for channel in CHANNELS:
-            await self.bus.publish_all(self.app, [Outgoing(channel, "e", "end")])
+            await publish_all(self.bus, self.app, [Outgoing(channel, "e", "end")])
             self.sent[channel].append("end")
         attached = [socket for _, socket in self.ever_attached if socket.state == "attached"]
         await wait_until(lambda: all(socket.events and socket.events[-1].endswith(b"end") for socket in attached))

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import websockets
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.redis.keys import Keys
@@ -122,13 +123,13 @@ class Bench:
 
     async def publish(self, channel: str, event: str, data: str, skip: str | None = None) -> None:
         """One event, as the HTTP API publishes it."""
-        await self.bus.publish_all(self.app, [(channel, event, data, skip, None)])
+        await publish_all(self.bus, self.app, [(channel, event, data, skip, None)])
 
     async def publish_numbers(self, channel: str, numbers: range, data: str = "{n}", event: str = "n") -> None:
         """Events with these numbers in their data, in a few calls."""
         for at in range(0, len(numbers), 500):
             items = [(channel, event, data.replace("{n}", str(n)), None, None) for n in numbers[at : at + 500]]
-            await self.bus.publish_all(self.app, items)
+            await publish_all(self.bus, self.app, items)
 
     async def keep(self, name: str = "stored-", **rule) -> None:
         """The app stores the messages of channels whose names begin with `name`."""

@@ -98,28 +98,6 @@ def _row_detail(event: str, data: str, socket: str | None) -> bytes:
     return msgspec.json.encode({"event": event, "data": data, "socket_id": socket})
 
 
-class _Answers:
-    """Collects the answers to several publishes; the future's result is the number of receivers of each."""
-
-    __slots__ = ("future", "left", "receivers")
-
-    def __init__(self, count: int, future: "asyncio.Future[list[int]]") -> None:
-        self.left = count
-        self.future = future
-        self.receivers: list[int] = []
-
-    def __call__(self, reply: Any) -> None:
-        if self.future.done():
-            return
-        if isinstance(reply, Exception):
-            self.future.set_exception(Unavailable(str(reply)))
-            return
-        self.receivers.append(reply)
-        self.left -= 1
-        if self.left == 0:
-            self.future.set_result(self.receivers)
-
-
 class _ScriptAnswer:
     """Passes on to `done` what a plain PUBLISH would answer."""
 
@@ -144,16 +122,15 @@ class _ScriptAnswer:
 
 
 class Bus:
-    """Publishes over a link. `confirm_s` bounds the wait for Redis, also while it is disconnected.
+    """Publishes over a link. `confirm_s` bounds the wait for Redis' answer to a question.
 
-    `published` and `unconfirmed` count events. `unkept` counts events that were sent but not stored, because their app
+    `published` counts events. `unkept` counts events that were sent but not stored, because their app
     has as many channels with history as it may. `unhooked` counts client events without a webhook row, because too many
     rows are unread.
     """
 
     def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
         self.published = 0
-        self.unconfirmed = 0
         self.unkept = 0
         self.unhooked = 0
         # The caller names the epoch before it knows whether the history needs a new one, so each publish brings a name.
@@ -302,37 +279,6 @@ class Bus:
         names, args = encode(self._keys, app.id, channel, flags, tail, app.cache_ttl_s, ONCE_S, store, row, once, index)
         self.published += 1
         self._link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
-
-    async def publish_all(
-        self,
-        app: App,
-        items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
-        trace: str | None = None,
-        once: str | None = None,
-    ) -> list[int]:
-        """Publishes all events in one write and in the given order, as `post` does. Returns the number of receiving
-        workers of each.
-
-        Raises Unavailable when Redis hasn't confirmed all of them within `confirm_s`. Some may have been delivered
-        then; the same call with the same `once` delivers the others.
-        """
-        if not items:
-            return []
-        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self._confirm_s):
-                if not self._link.up:
-                    await self._link.wait_up()
-                answers = _Answers(len(items), future)
-                for index, item in enumerate(items):
-                    self.post(app, item, trace, once=once, index=index, done=answers)
-                return await future
-        except TimeoutError:
-            self.unconfirmed += len(items)
-            raise Unavailable(f"no answer from Redis within {self._confirm_s:g} s") from None
-        except Unavailable:
-            self.unconfirmed += len(items)
-            raise
 
     async def not_listening(self, processes: Collection[str]) -> list[str]:
         """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics. A connection of a dead

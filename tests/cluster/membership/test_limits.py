@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
@@ -164,7 +165,7 @@ async def test_history_without_a_message_ends_minutes_after_its_last_subscriber(
 
 async def test_history_with_a_message_stays(keeping, link, keys, wait_until):
     socket = await keeping.attach("room")
-    await Bus(link, keys).publish_all(keeping.app, [Outgoing("room", "e", "1")])
+    await publish_all(Bus(link, keys), keeping.app, [Outgoing("room", "e", "1")])
     keeping.leave(socket)
     await nothing_held(keeping, wait_until)
     assert await link.ask(b"TTL", keys.history_meta("7", "room")) > 86_400
@@ -177,7 +178,7 @@ async def test_subscribes_count_towards_the_cap_on_histories_and_take_at_most_ha
     sockets = [await a.attach(name) for name in names]
     assert [socket.place is not None for socket in sockets] == [True, True, False, False, False, False]
     bus = Bus(link, keys)
-    await bus.publish_all(a.app, [Outgoing(name, "e", "1") for name in names])
+    await publish_all(bus, a.app, [Outgoing(name, "e", "1") for name in names])
     assert bus.unkept == 2
     assert await link.ask(b"ZCARD", keys.histories(5, "7")) == 4
 

@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus, Outgoing
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper
@@ -108,7 +109,7 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     await wait_until(lambda: a.link.connects == 2)
     while await bus.not_listening([a.registry.w.rpartition(".")[0]]):
         await link.ask(b"PING")
-    assert await bus.publish_all(a.app, [Outgoing("news", "e", "1")]) == [1]
+    assert await publish_all(bus, a.app, [Outgoing("news", "e", "1")]) == [1]
     await wait_until(lambda: len(socket.events) == 1)
 
 

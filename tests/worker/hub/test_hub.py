@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import websockets
 
+from bus_publishing import publish_all
 from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.apps import HistoryRule, Key
 from redpoll.worker.hub.pending_joins import MAX_IN_TURN
@@ -96,8 +97,8 @@ class TestChannels:
         client = await bench.client(worker)
         await client.subscribe("news")
         for start in range(0, 500, 10):
-            await bench.bus.publish_all(
-                bench.app, [("news", "n", str(n), None, None) for n in range(start, start + 10)]
+            await publish_all(
+                bench.bus, bench.app, [("news", "n", str(n), None, None) for n in range(start, start + 10)]
             )
         assert [int((await client.next())["data"]) for _ in range(500)] == list(range(500))
 
