@@ -239,10 +239,10 @@ def signature_check() -> Case:
 def fast_publish() -> Case:
     """A publish in the control plane: from a worker's message to the command, and from Redis' reply to the answer."""
     from redpoll._fast_publish import FastApp, FastPublish, Published
-    from redpoll._http import IncomingRequest
+    from redpoll._http import IncomingRequest, pack_request
     from redpoll.cluster.redis.keys import Keys
     from redpoll.control.http.response import Dateline
-    from redpoll.http.messages import FIELDS, pack_request
+    from redpoll.http.messages import FIELDS
     from redpoll.protocol import auth, channels
     from redpoll.protocol.messages import RESERVED_PREFIXES
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redpoll._fast_publish import FastApp, FastPublish
-from redpoll._http import IncomingRequest, read_answers
+from redpoll._http import IncomingRequest, pack_request, read_answers
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.http.messages import AUTHENTICATED, CLOSES, FIELDS, LAST, pack_request
+from redpoll.http.messages import AUTHENTICATED, CLOSES, FIELDS, LAST
 
 KEY, SECRET = "key", b"secret"
 NOW_S = 1_700_000_000

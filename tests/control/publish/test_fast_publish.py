@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from redpoll._http import pack_request
 from redpoll.cluster import traces
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.redis.keys import Keys
@@ -29,7 +30,7 @@ from redpoll.control.http.worker_requests import WorkerRequests, _WorkerLink
 from redpoll.control.publish.fast_publish import FastPath
 from redpoll.control.publish.publisher import Publisher
 from redpoll.control.tracing.tracing import Tracer
-from redpoll.http.messages import CLOSES, HTTP_1_0, SECURE, pack_fields, pack_request
+from redpoll.http.messages import CLOSES, HTTP_1_0, SECURE, pack_fields
 from redpoll.protocol.apps import App, HistoryRule, Key
 
 NOW_S = 1_700_000_000
