@@ -235,7 +235,7 @@ class Worker:
     def connect(self) -> Ticket:
         """Opens a connection of `self.app`; the outcome is in `sockets.connections`."""
         ticket = Ticket(None)
-        self.registry.admit(self.app, ticket)
+        self.registry.connection_limit.admit(self.app, ticket)
         return ticket
 
     def leave(self, socket: Socket) -> None:

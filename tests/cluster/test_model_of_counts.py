@@ -41,7 +41,7 @@ class History(RandomHistory):
         worker = await self.start_worker(self.k, second_look_s=0.3, max_admit_s=0.5)
         worker.app = self.app
         for user in USERS:
-            worker.registry.watch("7", user)
+            worker.registry.online.watch("7", user)
         for channel in CHANNELS:
             self.sockets.append((worker, worker.join(channel)))
         self.workers.append(worker)
@@ -55,11 +55,11 @@ class History(RandomHistory):
             self.leave()
         elif chance < 0.6:
             user = self.random.choice(USERS)
-            worker.registry.sign_in(self.app, user)
+            worker.registry.signed_in.sign_in(self.app, user)
             self.signed_in.append((worker, user))
         elif chance < 0.75 and self.signed_in:
             owner, user = self.signed_in.pop(self.random.randrange(len(self.signed_in)))
-            owner.registry.sign_out("7", user)
+            owner.registry.signed_in.sign_out("7", user)
         elif chance < 0.88:
             self.tickets.append((worker, worker.connect()))
         elif self.tickets:
@@ -71,7 +71,7 @@ class History(RandomHistory):
         if outcome is None:
             owner.registry.cancel(ticket)
         elif outcome == 200:
-            owner.registry.depart("7")
+            owner.registry.connection_limit.depart("7")
 
     async def mishap(self):
         chance = self.random.random()
@@ -147,7 +147,7 @@ class History(RandomHistory):
         for owner, socket in self.sockets:
             owner.leave(socket)
         for owner, user in self.signed_in:
-            owner.registry.sign_out("7", user)
+            owner.registry.signed_in.sign_out("7", user)
         while self.tickets:
             self.disconnect(0)
         deadline = time.monotonic() + 60

@@ -130,7 +130,7 @@ class Worker:
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
-        self.debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
+        self.debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")
         self.hub.attach(
             self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, self.debugging
         )

@@ -46,7 +46,7 @@ async def test_app_without_a_limit_admits_at_once_and_costs_redis_nothing(a, mak
     tickets = [a.connect() for _ in range(10)]
     assert [a.sockets.connections[ticket] for ticket in tickets] == [200] * 10
     for _ in tickets:
-        a.registry.depart("7")
+        a.registry.connection_limit.depart("7")
     assert a.link.commands == before
     assert not [*a.registry.local_channels()]
 
@@ -71,7 +71,7 @@ async def test_place_that_becomes_free_is_given_to_a_waiting_connection(start_wo
     second = a.connect()
     await asyncio.sleep(0.2)
     assert codes(a) == []
-    b.registry.depart("7")
+    b.registry.connection_limit.depart("7")
     await wait_until(answered((a, second)))
     assert codes(a) == [200]
 
@@ -115,7 +115,7 @@ async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, mak
     assert not [*worker.registry.local_channels()]
     own_redis.start()
     # However long the worker takes to connect and register, this connection waits.
-    worker.registry._connection_limit._away_s = 60.0
+    worker.registry.connection_limit._away_s = 60.0
     late = worker.connect()
     await wait_until(answered((worker, late)))
     assert codes(worker) == [4100, 200]
@@ -149,7 +149,7 @@ async def test_connection_that_closes_while_it_waits_takes_no_place(start_worker
     await wait_until(lambda: refused.local_channel is None)
     a.registry.cancel(refused)
     for _ in local_channel:
-        a.registry.depart("7")
+        a.registry.connection_limit.depart("7")
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert codes(a) == [200] * 3
     assert await truth.channel_keys() == []
@@ -169,7 +169,7 @@ async def test_limit_turned_on_counts_present_connections_and_closes_none(a, b, 
     await wait_until(answered((a, refused)))
     assert codes(a) == [200, 200, 4004]
     for _ in range(2):
-        b.registry.depart("7")
+        b.registry.connection_limit.depart("7")
     await until_in_redis(link, keys, 2)
     again = a.connect()
     await wait_until(answered((a, again)))
@@ -184,7 +184,7 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
     admitted = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, ticket) for ticket in admitted)))
     waiting = [a.connect() for _ in range(2)]
-    pending = a.registry._connection_limit._pending
+    pending = a.registry.connection_limit._pending
     await wait_until(lambda: all(pending[ticket] is not None for ticket in waiting))
     in_flight = a.connect()
     await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
     assert await truth.channel_keys() == []
     for worker, n in ((a, 3), (b, 3)):
         for _ in range(n):
-            worker.registry.depart("7")
+            worker.registry.connection_limit.depart("7")
 
 
 async def test_connection_accepted_after_the_limit_was_turned_off_is_not_counted(a, make_app, wait_until, truth):
@@ -211,7 +211,7 @@ async def test_connection_accepted_after_the_limit_was_turned_off_is_not_counted
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert codes(a) == [200]
     assert await truth.channel_keys() == []
-    a.registry.depart("7")
+    a.registry.connection_limit.depart("7")
 
 
 async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, make_app, link, keys, wait_until):
@@ -227,7 +227,7 @@ async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, m
         assert await in_redis(link, keys) == 100
         for worker, ticket in tickets:
             if worker.sockets.connections[ticket] == 200:
-                worker.registry.depart("7")
+                worker.registry.connection_limit.depart("7")
         await wait_until(lambda: not any([*worker.registry.local_channels()] for worker in workers))
         assert await in_redis(link, keys) == 0
 
@@ -240,7 +240,7 @@ async def test_after_a_break_the_count_is_right(a, b, link, keys, wait_until, em
         await link.ask(b"FLUSHALL")
         b.link.drop("for the test")
     a.link.drop("for the test")
-    a.registry.depart("7")
+    a.registry.connection_limit.depart("7")
     await until_in_redis(link, keys, 2)
     await wait_until(lambda: a.link.up and b.link.up)
     late = a.connect()

@@ -23,7 +23,7 @@ async def b(start_worker, make_app):
 
 def look_again(worker):
     """The second look after a break, which otherwise comes after `second_look_s`."""
-    online = worker.registry._online
+    online = worker.registry.online
     for watched in online._watched.values():
         if watched.timer is not None:
             watched.stop_timer()
@@ -39,38 +39,38 @@ async def until_in_redis(worker, user, n, wait):
 
 
 async def test_first_state_is_sent_at_once_and_every_change_after_it(a, b, wait_until):
-    b.registry.sign_in(b.app, "on")
+    b.registry.signed_in.sign_in(b.app, "on")
     await until_in_redis(b, "on", 1, wait_until)
-    assert a.registry.watch("7", "on") is None
-    assert a.registry.watch("7", "off") is None
+    assert a.registry.online.watch("7", "on") is None
+    assert a.registry.online.watch("7", "off") is None
     await wait_until(lambda: sorted(a.sockets.states) == [("off", False), ("on", True)])
-    b.registry.sign_in(b.app, "off")
+    b.registry.signed_in.sign_in(b.app, "off")
     await wait_until(lambda: a.sockets.states[2:] == [("off", True)])
-    b.registry.sign_out("7", "on")
+    b.registry.signed_in.sign_out("7", "on")
     await wait_until(lambda: a.sockets.states[3:] == [("on", False)])
     assert a.sockets.faults == []
 
 
 async def test_later_watchers_are_sent_what_is_known(a, wait_until):
-    a.registry.watch("7", "u")
+    a.registry.online.watch("7", "u")
     await wait_until(lambda: a.sockets.states)
-    assert a.registry.watch("7", "u") is False
+    assert a.registry.online.watch("7", "u") is False
     assert a.sockets.states == [("u", False)]
 
 
 async def test_own_users_are_watched_like_others(a, wait_until):
-    a.registry.sign_in(a.app, "u")
-    a.registry.watch("7", "u")
+    a.registry.signed_in.sign_in(a.app, "u")
+    a.registry.online.watch("7", "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", False)])
 
 
 async def test_own_user_is_not_reported_offline_while_watchlists_are_turned_off_and_on(a, make_app, wait_until):
     off = make_app(watchlist=False)
-    a.registry.sign_in(off, "u")
-    a.registry.watch("7", "u")
-    a.registry.watch("7", "absent")
+    a.registry.signed_in.sign_in(off, "u")
+    a.registry.online.watch("7", "u")
+    a.registry.online.watch("7", "absent")
     # Asked and answered after the question about the user.
     await wait_until(lambda: a.sockets.states == [("absent", False)])
     a.registry.app_changed(off, a.app)
@@ -78,30 +78,30 @@ async def test_own_user_is_not_reported_offline_while_watchlists_are_turned_off_
 
 
 async def test_own_user_who_returned_is_never_reported_offline_before_redis_knows(a, wait_until):
-    a.registry.sign_in(a.app, "u")
+    a.registry.signed_in.sign_in(a.app, "u")
     await until_in_redis(a, "u", 1, wait_until)
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await asyncio.sleep(0)
     assert a.registry.local_channel("7", "%u:u").call
     # The return waits for the call that removes the user. Our question runs between the two.
-    a.registry.sign_in(a.app, "u")
-    assert a.registry.watch("7", "u") is None
+    a.registry.signed_in.sign_in(a.app, "u")
+    assert a.registry.online.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states)
     await until_in_redis(a, "u", 1, wait_until)
     assert a.sockets.states == [("u", True)]
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: a.sockets.states[1:] == [("u", False)])
 
 
 async def test_own_user_who_left_again_before_redis_knew_of_the_return_is_offline(a, wait_until):
-    a.registry.sign_in(a.app, "u")
+    a.registry.signed_in.sign_in(a.app, "u")
     await until_in_redis(a, "u", 1, wait_until)
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await asyncio.sleep(0)
     assert a.registry.local_channel("7", "%u:u").call
-    a.registry.sign_in(a.app, "u")
-    a.registry.watch("7", "u")
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_in(a.app, "u")
+    a.registry.online.watch("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: a.sockets.states == [("u", False)])
 
 
@@ -109,49 +109,49 @@ async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app,
     b = await start_worker(2)
     b.app = make_app(watchlist=True)
     # However slow the machine is, the reload is quicker.
-    a.registry._online._offline_s = 60
-    a.registry.watch("7", "u")
-    b.registry.sign_in(b.app, "u")
+    a.registry.online._offline_s = 60
+    a.registry.online.watch("7", "u")
+    b.registry.signed_in.sign_in(b.app, "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
     states = list(a.sockets.states)
-    watched = a.registry._online._watched["7", "u"]
+    watched = a.registry.online._watched["7", "u"]
     for _ in range(5):
-        b.registry.sign_out("7", "u")
+        b.registry.signed_in.sign_out("7", "u")
         await until_in_redis(b, "u", 0, wait_until)
         await wait_until(lambda: watched.timer)
-        b.registry.sign_in(b.app, "u")
+        b.registry.signed_in.sign_in(b.app, "u")
         await until_in_redis(b, "u", 1, wait_until)
         await wait_until(lambda: watched.timer is None)
     assert a.sockets.states == states
 
 
 async def test_user_on_two_workers_is_offline_when_both_have_released_it(a, b, wait_until):
-    a.registry.watch("7", "u")
+    a.registry.online.watch("7", "u")
     for worker in (a, b):
-        worker.registry.sign_in(worker.app, "u")
+        worker.registry.signed_in.sign_in(worker.app, "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
-    b.registry.sign_out("7", "u")
+    b.registry.signed_in.sign_out("7", "u")
     await until_in_redis(b, "u", 0, wait_until)
     await asyncio.sleep(0.3)
     assert a.sockets.states[-1] == ("u", True)
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: a.sockets.states[-1] == ("u", False))
 
 
 async def test_nothing_is_reported_of_users_who_are_no_longer_watched(a, b, wait_until):
-    a.registry.watch("7", "u")
-    a.registry.watch("7", "u")
+    a.registry.online.watch("7", "u")
+    a.registry.online.watch("7", "u")
     await wait_until(lambda: a.sockets.states)
-    a.registry.unwatch("7", "u")
-    b.registry.sign_in(b.app, "u")
+    a.registry.online.unwatch("7", "u")
+    b.registry.signed_in.sign_in(b.app, "u")
     await wait_until(lambda: a.sockets.states[-1] == ("u", True))
-    b.registry.sign_out("7", "u")
+    b.registry.signed_in.sign_out("7", "u")
     await until_in_redis(b, "u", 0, wait_until)
-    a.registry.unwatch("7", "u")
+    a.registry.online.unwatch("7", "u")
     # When it is watched again in the same tick, Redis is asked again and the old delay is cancelled.
-    assert a.registry.watch("7", "u") is None
+    assert a.registry.online.watch("7", "u") is None
     await wait_until(lambda: a.sockets.states[-1] == ("u", False))
-    a.registry.unwatch("7", "u")
+    a.registry.online.unwatch("7", "u")
     await a.link.ask(b"PING")
     assert await a.link.ask(b"PUBSUB", b"CHANNELS", b"*%u*") == []
 
@@ -166,7 +166,7 @@ async def test_topics_and_questions_go_in_one_write(a, wait_until):
 
     a.link.call = note
     for n in range(100):
-        a.registry.watch("7", f"u{n}")
+        a.registry.online.watch("7", f"u{n}")
     await wait_until(lambda: len(a.sockets.states) == 100)
     commands = [command for command in commands if command in (b"SUBSCRIBE", b"EXISTS")]
     assert commands == [b"SUBSCRIBE"] + [b"EXISTS"] * 100
@@ -174,9 +174,9 @@ async def test_topics_and_questions_go_in_one_write(a, wait_until):
 
 async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, link, keys, wait_until):
     for user in ("u", "v"):
-        a.registry.watch("7", user)
-        b.registry.sign_in(b.app, user)
-    a.registry.sign_in(a.app, "v")
+        a.registry.online.watch("7", user)
+        b.registry.signed_in.sign_in(b.app, user)
+    a.registry.signed_in.sign_in(a.app, "v")
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states))
     await b.kill()
     sent = len(a.sockets.states)
@@ -188,14 +188,14 @@ async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, 
 
 async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterwards(a, b, wait_until):
     for user in ("stays", "goes", "comes"):
-        a.registry.watch("7", user)
+        a.registry.online.watch("7", user)
     for user in ("stays", "goes"):
-        b.registry.sign_in(b.app, user)
+        b.registry.signed_in.sign_in(b.app, user)
     await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
     sent = len(a.sockets.states)
     a.link.drop("for the test")
-    b.registry.sign_out("7", "goes")
-    b.registry.sign_in(b.app, "comes")
+    b.registry.signed_in.sign_out("7", "goes")
+    b.registry.signed_in.sign_in(b.app, "comes")
     await wait_until(lambda: len(a.sockets.states) == sent + 2)
     assert a.sockets.states[sent:] == [("comes", True), ("goes", False)]
     assert a.sockets.faults == []
@@ -203,10 +203,10 @@ async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterw
 
 async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, keys, wait_until):
     for worker in (a, b):
-        worker.registry._online._second_look_s = 60
-        worker.registry.watch("7", "u")
-        worker.registry.watch("7", "v")
-        worker.registry.sign_in(worker.app, "u" if worker is a else "v")
+        worker.registry.online._second_look_s = 60
+        worker.registry.online.watch("7", "u")
+        worker.registry.online.watch("7", "v")
+        worker.registry.signed_in.sign_in(worker.app, "u" if worker is a else "v")
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states) & set(b.sockets.states))
     sent = [len(worker.sockets.states) for worker in (a, b)]
     await link.ask(b"FLUSHALL")
@@ -218,7 +218,7 @@ async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, ke
         look_again(worker)
         await worker.link.ask(b"PING")
     assert [len(worker.sockets.states) for worker in (a, b)] == sent
-    b.registry.sign_out("7", "v")
+    b.registry.signed_in.sign_out("7", "v")
     await wait_until(lambda: a.sockets.states[-1] == ("v", False))
 
 
@@ -226,14 +226,14 @@ async def test_states_are_right_again_when_redis_restarts(own_redis, start_worke
     a, b = [await start_worker(k, server=own_redis) for k in (1, 2)]
     b.app = make_app(watchlist=True)
     for user in ("stays", "goes", "comes"):
-        a.registry.watch("7", user)
+        a.registry.online.watch("7", user)
     for user in ("stays", "goes"):
-        b.registry.sign_in(b.app, user)
+        b.registry.signed_in.sign_in(b.app, user)
     await wait_until(lambda: {("stays", True), ("goes", True), ("comes", False)} <= set(a.sockets.states))
     sent = len(a.sockets.states)
     own_redis.kill()
-    b.registry.sign_out("7", "goes")
-    b.registry.sign_in(b.app, "comes")
+    b.registry.signed_in.sign_out("7", "goes")
+    b.registry.signed_in.sign_in(b.app, "comes")
     own_redis.start()
     await wait_until(lambda: len(a.sockets.states) == sent + 2)
     await asyncio.sleep(0.5)
@@ -243,7 +243,7 @@ async def test_states_are_right_again_when_redis_restarts(own_redis, start_worke
 async def test_question_that_redis_fails_is_asked_again(a, link, keys, wait_until, redis):
     await link.ask(b"ACL", b"SETUSER", b"default", b"-exists")
     try:
-        a.registry.watch("7", "u")
+        a.registry.online.watch("7", "u")
         await wait_until(lambda: a.registry.errors >= 2)
         assert a.sockets.states == []
     finally:

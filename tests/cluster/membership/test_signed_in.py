@@ -23,18 +23,18 @@ async def until_signed_in(link, keys, user, n):
 
 async def test_connections_of_a_user_are_counted_and_gone_with_the_last(a, link, keys, wait_until, truth):
     for _ in range(3):
-        a.registry.sign_in(a.app, "u")
+        a.registry.signed_in.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 3)
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await until_signed_in(link, keys, "u", 2)
-    a.registry.sign_out("7", "u")
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert await truth.channel_keys() == []
 
 
 async def test_signed_in_user_is_no_channel(a, link, keys, truth):
-    a.registry.sign_in(a.app, "u")
+    a.registry.signed_in.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
     assert a.sockets.opened_channels == []
     assert not [key for key in await truth.channel_keys() if key.split(b":")[2] == b"a"]
@@ -46,31 +46,31 @@ async def test_without_a_watchlist_redis_hears_nothing_until_it_is_turned_on(
 ):
     a.app = make_app()
     for user in ("u", "u", "v"):
-        a.registry.sign_in(a.app, user)
+        a.registry.signed_in.sign_in(a.app, user)
     assert not [*a.registry.local_channels()]
     a.registry.app_changed(a.app, make_app(watchlist=True))
     await until_signed_in(link, keys, "u", 2)
     await until_signed_in(link, keys, "v", 1)
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await until_signed_in(link, keys, "u", 1)
     a.registry.app_changed(make_app(watchlist=True), a.app)
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert await truth.channel_keys() == []
-    a.registry.sign_out("7", "u")
-    a.registry.sign_out("7", "v")
+    a.registry.signed_in.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "v")
     assert not [*a.registry.local_channels()]
 
 
 @pytest.mark.parametrize("emptied", [False, True])
 async def test_after_a_break_users_are_asserted_again(a, link, keys, wait_until, emptied):
-    a.registry.sign_in(a.app, "stays")
-    a.registry.sign_in(a.app, "goes")
+    a.registry.signed_in.sign_in(a.app, "stays")
+    a.registry.signed_in.sign_in(a.app, "goes")
     await until_signed_in(link, keys, "goes", 1)
     if emptied:
         await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
-    a.registry.sign_out("7", "goes")
-    a.registry.sign_in(a.app, "comes")
+    a.registry.signed_in.sign_out("7", "goes")
+    a.registry.signed_in.sign_in(a.app, "comes")
     await until_signed_in(link, keys, "comes", 1)
     await until_signed_in(link, keys, "stays", 1)
     await until_signed_in(link, keys, "goes", 0)
@@ -78,16 +78,16 @@ async def test_after_a_break_users_are_asserted_again(a, link, keys, wait_until,
 
 async def test_sign_in_whose_reply_was_lost_is_undone_after_the_sign_out(a, link, keys, wait_until, truth):
     a.deafen()
-    a.registry.sign_in(a.app, "u")
+    a.registry.signed_in.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
     a.link.drop("for the test")
-    a.registry.sign_out("7", "u")
+    a.registry.signed_in.sign_out("7", "u")
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert await truth.channel_keys() == []
 
 
 async def test_killed_worker_leaves_no_user(a, link, keys, truth):
-    a.registry.sign_in(a.app, "u")
+    a.registry.signed_in.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
     await a.kill()
     await Reaper(link, keys, "ffffffffffff").reap(a.registry.w)

@@ -11,7 +11,7 @@ def quick():
     """A worker's registry gives up after a fraction of a second instead of 7 s."""
 
     def hurry(worker, away_s=60.0) -> None:
-        admissions = worker.registry._connection_limit
+        admissions = worker.registry.connection_limit
         admissions._retry_s, admissions._max_wait_s, admissions._away_s = 0.05, 0.4, away_s
 
     return hurry
@@ -21,7 +21,7 @@ async def full(bench):
     """A worker whose app is full with one client. It retries another one, and may then refuse it, when the test calls
     `retry`, or else long after all that the test does."""
     worker = await bench.start()
-    limit = worker.registry._connection_limit
+    limit = worker.registry.connection_limit
     limit._retry_s, limit._max_wait_s = 20.0, 120.0
     await bench.change(max_connections=1)
     return worker, await bench.client(worker)
@@ -29,11 +29,11 @@ async def full(bench):
 
 async def refused_once(bench, worker) -> None:
     """Wait until Redis has refused the client that waits."""
-    await bench.settled(worker, lambda: any(worker.registry._connection_limit._pending.values()))
+    await bench.settled(worker, lambda: any(worker.registry.connection_limit._pending.values()))
 
 
 def retry(worker) -> None:
-    limit = worker.registry._connection_limit
+    limit = worker.registry.connection_limit
     limit._timer.cancel()
     limit._retry()
 

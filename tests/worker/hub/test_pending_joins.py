@@ -35,9 +35,8 @@ def connection():
 
 
 def start():
-    pending = PendingJoins()
-    pending.registry = Registry()
-    return pending, pending.registry
+    registry = Registry()
+    return PendingJoins(registry), registry
 
 
 def add(pending, client, count, first=0):

@@ -243,9 +243,9 @@ async def test_an_upgrade_that_waits_for_its_place_in_the_app_is_a_strangers(ben
     strangers = worker.gate.strangers
     await bench.change(max_connections=10)
     asked = []
-    registry = worker.hub.admission.registry
-    admit = registry.admit
-    monkeypatch.setattr(registry, "admit", lambda app, ticket: asked.append((app, ticket)))
+    limit = worker.registry.connection_limit
+    admit = limit.admit
+    monkeypatch.setattr(limit, "admit", lambda app, ticket: asked.append((app, ticket)))
     reader, _ = await open_from(worker, "127.0.0.2", UPGRADE)
     await wait_until(lambda: asked)
     assert len(strangers) == len(strangers.newcomers) == 1

@@ -102,9 +102,9 @@ class Registry:
         self._incarnation = Incarnation(link, keys, run, k, directory, timings)
         self._counts = Counts(self._channels, events)
         self._catchup = Catchup(self.history, events, timings)
-        self._signed_in = SignedIn(self._channels)
-        self._online = Online(link, keys, self._signed_in, events, timings)
-        self._connection_limit = ConnectionLimit(link, keys, self._channels, self._incarnation, events, timings)
+        self.signed_in = SignedIn(self._channels)
+        self.online = Online(link, keys, self.signed_in, events, timings)
+        self.connection_limit = ConnectionLimit(link, keys, self._channels, self._incarnation, events, timings)
         self._pending = Pending()
         replies = Replies(
             events,
@@ -114,7 +114,7 @@ class Registry:
             self._channels,
             self._counts,
             self._catchup,
-            self._connection_limit,
+            self.connection_limit,
             timings,
         )
         self._sync = Sync(
@@ -135,14 +135,10 @@ class Registry:
             self._channels,
             self._sync,
             self._catchup,
-            self._online,
+            self.online,
             self.canary,
             self._follow_record,
         )
-        self.sign_in, self.sign_out = self._signed_in.sign_in, self._signed_in.sign_out
-        self.watch, self.unwatch = self._online.watch, self._online.unwatch
-        self.admit, self.depart = self._connection_limit.admit, self._connection_limit.depart
-        self.admit_at_once = self._connection_limit.admit_at_once
         self._reach = Reach.DOWN
         # Called with True when Redis delivers no messages, and with False when it does again.
         self.on_deaf: Callable[[bool], None] = _ignore
@@ -200,7 +196,7 @@ class Registry:
     @property
     def errors(self) -> int:
         """Calls that Redis answered with an error; each of them is repeated. For /metrics."""
-        return self._sync.errors + self._incarnation.errors + self._online.errors + self._catchup.errors
+        return self._sync.errors + self._incarnation.errors + self.online.errors + self._catchup.errors
 
     @property
     def unhooked(self) -> int:
@@ -267,8 +263,8 @@ class Registry:
         self._link.release()
         self._connection.change(ConnectionState.DOWN)
         self._sync.connection_lost(ALL_SHARDS)
-        self._online.close()
-        self._connection_limit.close()
+        self.online.close()
+        self.connection_limit.close()
         for local_channel in self.local_channels():
             if local_channel.tally is not None:
                 local_channel.tally.settle()
@@ -306,7 +302,7 @@ class Registry:
     def cancel(self, ticket: Ticket) -> bool:
         """Withdraws a subscribe or a connection that waits. No effect on one that was answered. True: a call with it is
         in flight, and `withdrawn` follows."""
-        self._connection_limit.forget(ticket)
+        self.connection_limit.forget(ticket)
         self._pending.discard((ticket,))
         local_channel = ticket.local_channel
         if local_channel is not None:
@@ -331,8 +327,8 @@ class Registry:
             if old is not None:
                 self._following.pop(old.id, None)
             return
-        self._signed_in.switch(new.id, needs_sign_ins(new))
-        self._connection_limit.limit(new.id, new.max_connections)
+        self.signed_in.switch(new.id, needs_sign_ins(new))
+        self.connection_limit.limit(new.id, new.max_connections)
         if all(getattr(old, name) == getattr(new, name) for name in _FOLLOWED):
             return
         # Channels that are opened meanwhile follow the new record at their first join.
@@ -394,7 +390,7 @@ class Registry:
             elif topic in self.canary.topics:
                 self.canary.push(topic, payload)
             else:
-                self._online.push(topic, payload)
+                self.online.push(topic, payload)
         elif payload[0] == _EVENT:
             position = local_channel.history
             if position is None:

@@ -33,8 +33,8 @@ class Admission:
     """The connections that wait for an answer. Connections of apps without a limit are counted too, because an operator
     may set a limit later."""
 
-    def __init__(self) -> None:
-        self.registry: Registry
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._waiting: dict[Connection, tuple[Ticket, OnAnswer]] = {}
 
     def __len__(self) -> int:
@@ -45,24 +45,24 @@ class Admission:
 
         The connection counts until its session closes (`Hub.closed`) or until `give_back`.
         """
-        return self.registry.admit_at_once(app)
+        return self._registry.connection_limit.admit_at_once(app)
 
     def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
         """Count a connection of an app with a limit, as `admits_at_once` does. `on_answer` is called once, in this call
         or later. It isn't called if the connection is withdrawn first."""
         ticket = Ticket(owner=connection)
         self._waiting[connection] = (ticket, on_answer)
-        self.registry.admit(app, ticket)
+        self._registry.connection_limit.admit(app, ticket)
 
     def withdraw(self, connection: Connection) -> None:
         """The connection closed while it waited. Does nothing for other connections."""
         waiting = self._waiting.pop(connection, None)
         if waiting is not None:
-            self.registry.cancel(waiting[0])
+            self._registry.cancel(waiting[0])
 
     def give_back(self, app_id: str) -> None:
         """A connection of this app was counted and won't open."""
-        self.registry.depart(app_id)
+        self._registry.connection_limit.depart(app_id)
 
     def dismiss(self, refusal: Refusal) -> None:
         """Refuse all connections that wait."""

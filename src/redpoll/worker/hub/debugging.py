@@ -18,6 +18,8 @@ from redpoll.protocol.effects import Effect, Send, SendUrgent
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
+    from redpoll.cluster.redis.keys import Keys
+    from redpoll.cluster.redis.link import Link
     from redpoll.protocol.apps import App
     from redpoll.protocol.handshake import Refusal
     from redpoll.worker.hub.connection import Connection
@@ -37,9 +39,11 @@ _PHRASES: Final[dict[type, str]] = {
 
 
 class Debugging(DebugLog):
-    """`everyone` has the worker's connections; it is set before the first line."""
+    """Lines about the connections in `everyone`."""
 
-    everyone: Everyone
+    def __init__(self, everyone: Everyone, link: Link, keys: Keys, node_name: str, process: str) -> None:
+        super().__init__(link, keys, node_name, process)
+        self._everyone = everyone
 
     def opened(self, connection: Connection, **request: Any) -> None:
         """A client was let in. `request` says what it asked for."""
@@ -106,7 +110,7 @@ class Debugging(DebugLog):
         if not chosen:
             return chosen
         hi, _, lo = chosen.partition(".")
-        connection = self.everyone.find(local_channel.app_id, int(hi), int(lo))
+        connection = self._everyone.find(local_channel.app_id, int(hi), int(lo))
         if connection is None:
             return None
         subscription = connection.session.channels.get(local_channel.channel)

@@ -64,11 +64,8 @@ class Hub:
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
         self.everyone = Everyone(flusher)
-        self.pending = PendingJoins()
-        self.users = Users(flusher)
         # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
-        self.admission = Admission()
         # Subscribes refused because of max_occupied_channels.
         self.channels_refused = 0
         self.subscribe_rates = SubscribeRates()
@@ -78,6 +75,9 @@ class Hub:
         self._overruns = 0
         self.writable_signal = WritableSignal(flusher)
         self.registry: Registry
+        self.pending: PendingJoins
+        self.users: Users
+        self.admission: Admission
         self.client_events: ClientEvents
         self.replayer: Replayer
         self.history_requests: HistoryRequests
@@ -96,10 +96,10 @@ class Hub:
     ) -> None:
         """Set what the hub works with. It comes after construction because the registry needs the hub first."""
         self.debugging = debugging
-        debugging.everyone = self.everyone
-        self.registry = self.pending.registry = registry
-        self.users.attach(registry)
-        self.admission.registry = registry
+        self.registry = registry
+        self.pending = PendingJoins(registry)
+        self.users = Users(self.flusher, registry)
+        self.admission = Admission(registry)
         self.client_events = ClientEvents(bus, quota, tracing, self.perform)
         self.tracing = tracing
         self.user_resume = user_resume
@@ -231,7 +231,7 @@ class Hub:
                 closed(connection)
             except Exception as fault:
                 _report(connection, fault)
-        self.registry.depart(session.app.id)
+        self.registry.connection_limit.depart(session.app.id)
 
     def _leave_some(self) -> bool:
         if not self._leaving:

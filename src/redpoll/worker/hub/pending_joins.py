@@ -18,11 +18,10 @@ MAX_IN_TURN: Final = 16
 
 
 class PendingJoins:
-    """Gives the subscribes to `registry`, which the hub sets. Falsy when there are none."""
+    """Gives the subscribes to `registry`. Falsy when there are none."""
 
-    registry: Registry
-
-    def __init__(self) -> None:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         # All that aren't answered, by connection and channel.
         self._tickets: dict[Connection, dict[str, Ticket]] = {}
         # Those of them that wait for their turn.
@@ -44,7 +43,7 @@ class PendingJoins:
         if len(tickets) + withdrawn > MAX_IN_TURN:
             self._waiting.setdefault(connection, OrderedDict())[channel] = ticket
         else:
-            self.registry.join(connection.session.app, channel, ticket)
+            self._registry.join(connection.session.app, channel, ticket)
 
     def answered(self, connection: Connection, channel: str) -> None:
         """Redis has answered a subscribe, or won't."""
@@ -62,7 +61,7 @@ class PendingJoins:
         if waiting is not None and waiting.pop(channel, None) is not None:
             if not waiting:
                 del self._waiting[connection]
-        elif self.registry.cancel(ticket):
+        elif self._registry.cancel(ticket):
             self._withdrawn[connection] = self._withdrawn.get(connection, 0) + 1
         else:
             self._start_next(connection)
@@ -94,4 +93,4 @@ class PendingJoins:
         channel, ticket = waiting.popitem(last=False)
         if not waiting:
             del self._waiting[connection]
-        self.registry.join(connection.session.app, channel, ticket)
+        self._registry.join(connection.session.app, channel, ticket)

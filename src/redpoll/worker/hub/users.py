@@ -28,18 +28,15 @@ _LISTS_A_SLICE = 50
 class Users:
     """This worker's map from user to connections, by app."""
 
-    def __init__(self, flusher: Flusher) -> None:
-        self.registry: Registry
-        self.watchlists = Watchlists(flusher)
+    def __init__(self, flusher: Flusher, registry: Registry) -> None:
+        self.watchlists = Watchlists(flusher, registry)
+        self._registry = registry
         self._flusher = flusher
         # An audience adds and discards in O(1) and takes less than half of a set's memory.
         self._connections: dict[tuple[str, str], Audience] = {}
         # The watchlists that clients asked for, in apps without watchlists too: an operator may turn them on.
         self._wanted: dict[Connection, tuple[str, ...]] = {}
         self._to_switch: deque[Connection] = deque()
-
-    def attach(self, registry: Registry) -> None:
-        self.registry = self.watchlists.registry = registry
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -52,7 +49,7 @@ class Users:
             audience = self._connections[app.id, user_id] = Audience(self._flusher)
         # Before the watchlist, so that users who watch themselves are online.
         if audience.add(connection):
-            self.registry.sign_in(app, user_id)
+            self._registry.signed_in.sign_in(app, user_id)
         if watchlist:
             self._wanted[connection] = watchlist
         else:
@@ -72,7 +69,7 @@ class Users:
         if audience is not None and audience.discard(connection):
             if not len(audience):
                 del self._connections[key]
-            self.registry.sign_out(*key)
+            self._registry.signed_in.sign_out(*key)
 
     def app_changed(self, old: App, new: App) -> None:
         """The app's record changed. If watchlists were turned on or off, open connections follow."""

@@ -41,9 +41,9 @@ class Watchlists:
     A connection is first sent the states of all users on its list, as soon as all are known, and then the changes.
     """
 
-    def __init__(self, flusher: Flusher) -> None:
-        self.registry: Registry
+    def __init__(self, flusher: Flusher, registry: Registry) -> None:
         self._flusher = flusher
+        self._registry = registry
         self._watched: dict[tuple[str, str], _Watched] = {}
         self._lists: dict[Connection, tuple[_Watched, ...]] = {}
         # Connections whose list wasn't sent yet, with the number of users on it whose state isn't known.
@@ -103,7 +103,7 @@ class Watchlists:
         watched = self._watched.get((app_id, user_id))
         if watched is None:
             watched = self._watched[app_id, user_id] = _Watched(app_id, user_id, self._flusher)
-            watched.online = watched.sent = self.registry.watch(app_id, user_id)
+            watched.online = watched.sent = self._registry.online.watch(app_id, user_id)
         watched.watchers.add(connection)
         return watched
 
@@ -112,7 +112,7 @@ class Watchlists:
         if not len(watched.watchers):
             del self._watched[watched.app_id, watched.user_id]
             self._changed.pop(watched, None)
-            self.registry.unwatch(watched.app_id, watched.user_id)
+            self._registry.online.unwatch(watched.app_id, watched.user_id)
 
     # -- sending -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ and nothing of channels.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from redpoll.http.connection import HttpConnection
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
+from redpoll.protocol.effects import Effect
 from redpoll.protocol.errors import Code
 from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
@@ -80,8 +81,6 @@ class Gate:
         self.settings = settings
         self.flusher = flusher
         self.max_message_bytes = settings.max_message_bytes
-        self.perform = hub.perform
-        self.pong_received = janitor.pong_received
         self.hub = hub
         self.janitor = janitor
         self._directory = directory
@@ -140,7 +139,13 @@ class Gate:
             refusals,
         )
 
-    # -- what the engine reports ---------------------------------------------------------------------------
+    # -- what connections report ---------------------------------------------------------------------------
+
+    def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
+        self.hub.perform(connection, effects)
+
+    def pong_received(self, connection: Connection) -> None:
+        self.janitor.pong_received(connection)
 
     def connected(self, connection: Connection) -> None:
         self.connections += 1
