@@ -54,10 +54,7 @@ def doctor(
     from redpoll.doctor.report import as_json as json_of
     from redpoll.doctor.target import TargetError, parse
 
-    if of_environment:
-        if url is not None:
-            refuse(["give either URL or --env"])
-        url = os.environ.get("PUSHER_URL") or refuse(["PUSHER_URL isn't set"])
+    url = _url_of_environment(url) if of_environment else url
     findings: list[Finding] = []
 
     def show(finding: Finding) -> None:
@@ -87,3 +84,9 @@ def doctor(
         print_json([json_of(finding) for finding in findings])
     if worst(findings) is Verdict.FAILED:
         fail("a check failed; the cause and the remedy are above")
+
+
+def _url_of_environment(url: str | None) -> str:
+    if url is not None:
+        refuse(["give either URL or --env"])
+    return os.environ.get("PUSHER_URL") or refuse(["PUSHER_URL isn't set"])

@@ -2,6 +2,10 @@
 
 import json
 
+from redpoll.config.settings import Settings
+from redpoll.control.commands import commands
+from redpoll.control.commands.context import Context
+from redpoll.store import audit
 from redpoll.store.audit import Actor
 
 
@@ -36,10 +40,6 @@ async def test_audit_log_is_exported_completely(plane, browser, wait_until):
 
 
 async def test_commands_are_in_the_audit_log_too(plane, browser, tmp_path):
-    from redpoll.config.settings import Settings
-    from redpoll.control.commands import commands
-    from redpoll.control.commands.context import Context
-
     context = Context(plane.plane.dashboard.accounts.store, plane.records, Settings())
     made = await commands.run(context, "token create", {"app": "3", "name": "t", "scopes": ["read"], "lasts_s": None})
     await commands.run(context, "token list", {"app": "3"})
@@ -48,3 +48,23 @@ async def test_commands_are_in_the_audit_log_too(plane, browser, tmp_path):
     assert "… read" in page
     assert "token list" not in page
     assert made["token"] not in page
+
+
+async def test_a_change_has_the_same_verb_by_command_and_by_dashboard(plane, browser):
+    store = plane.plane.dashboard.accounts.store
+    context = Context(store, plane.records, Settings())
+    await commands.run(context, "key add", {"app": "3", "key": None})
+    await commands.run(context, "app set", {"id": "3", "settings": {"max_batch": "21"}})
+    await commands.run(context, "token create", {"app": "3", "name": "t", "scopes": ["read"], "lasts_s": None})
+    await commands.run(context, "user create", {"name": "eve", "role": "viewer"})
+    await browser.post("/dashboard/apps/3/keys")
+    await browser.post("/dashboard/apps/3/enabled", enabled="0")
+    await browser.post("/dashboard/apps/3/tokens", name="t", scope="read", lasts="")
+    await browser.post("/dashboard/users", name="vera", role="viewer")
+    async with store.reading() as connection:
+        by_command = await audit.find(connection, who="command line")
+        by_dashboard = await audit.find(connection, who="admin")
+    verbs = ["user create", "token create", "app set", "key add"]
+    assert [entry.action for entry in by_command] == verbs
+    assert [entry.action for entry in by_dashboard][:4] == verbs
+    assert [entry.detail for entry in (by_command[2], by_dashboard[2])] == ["max_batch 10 → 21", "enabled on → off"]
