@@ -18,9 +18,9 @@ _encode_into: Final = msgspec.json.Encoder().encode_into
 
 
 class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One trigger call. `time_ms` and `time_us` are the Unix time of its start in ms and µs; `time_us` is 0 in rows of
-    earlier versions. `name` and `channels` of a refused call are what could be read. `size` is the bytes of its data,
-    `status` the HTTP status. `sampled`: it has spans."""
+    """One trigger call. `time_ms` and `time_us` are the Unix time of its start in ms and µs. `name` and `channels` of a
+    refused call are what could be read. `size` is the bytes of its data, `status` the HTTP status. `sampled`: it has
+    spans."""
 
     trace_id: str
     app_id: str

@@ -9,7 +9,7 @@ from redpoll.store.call_batch import CallRow
 from redpoll.store.eventlog import SpanRow
 
 TRACE = "018c2f3a9b10" + "a" * 20
-CALL = CallRow(TRACE, "3", None, 1_000, "order", ["room"], 2, "key k from 192.0.2.1", 200, True)
+CALL = CallRow(TRACE, "3", None, 1_000, "order", ["room"], 2, "key k from 192.0.2.1", 200, True, 1_000_000)
 
 
 def span(stage, after_ms, **detail):
@@ -112,12 +112,6 @@ def test_times_are_exact_to_the_microsecond():
     call = msgspec.structs.replace(CALL, time_us=1_000_250)
     (step,) = steps_of(call, [SpanRow(TRACE, "3", 1_003, "received", {"worker": "r.1.0"}, 1_003_430)])
     assert step.after_us == 3_180
-
-
-def test_call_of_an_earlier_version_counts_from_its_millisecond():
-    assert CALL.time_us == 0
-    (step,) = steps_of(CALL, [SpanRow(TRACE, "3", 1_003, "received", {"worker": "r.1.0"}, 1_003_430)])
-    assert step.after_us == 3_430
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def steps_of(call: CallRow, spans: list[SpanRow]) -> list[Step]:
 
 def _step(call: CallRow, span: SpanRow) -> Step:
     detail = span.detail
-    # Calls logged by earlier versions have no µs. Spans come from several processes, whose clocks differ a little.
-    after_us = max(0, span.time_us - (call.time_us or call.time_ms * 1000))
+    # Spans come from several processes, whose clocks differ a little.
+    after_us = max(0, span.time_us - call.time_us)
     worker, channel = f"worker {detail.get('worker', '')}", detail.get("channel", "")
     if span.stage == "authenticated":
         return Step(after_us, "Authenticated", call.caller, "ok")

@@ -127,13 +127,8 @@ class ClusterLog:
         return await self._log.trace(question["app"], question["trace_id"])
 
 
-def _time_us(call: CallRow) -> int:
-    # Rows of earlier versions have no µs.
-    return call.time_us or call.time_ms * 1000
-
-
 def _identity(call: CallRow) -> tuple[str, int, str, str]:
-    return call.trace_id, _time_us(call), call.caller, call.name
+    return call.trace_id, call.time_us, call.caller, call.name
 
 
 def _merge(pages: Mapping[str, _Page], position: _Cursor, limit: int) -> tuple[list[CallRow], str | None]:
@@ -150,7 +145,7 @@ def _merge(pages: Mapping[str, _Page], position: _Cursor, limit: int) -> tuple[l
         # Beyond the end of a page that has more, its node may have a newer call than the others.
         if len(calls) == limit or cut:
             break
-        name = max(left, key=lambda name: _time_us(left[name].calls[places[name]]))
+        name = max(left, key=lambda name: left[name].calls[places[name]].time_us)
         page, place = left[name], places[name]
         call = page.calls[place]
         places[name] += 1

@@ -82,8 +82,6 @@ class EventTrace:
 def _fields(row: CallRow) -> dict[str, Any]:
     fields = msgspec.structs.asdict(row)
     del fields["app_id"]
-    # Rows of earlier versions have no µs.
-    fields["time_us"] = row.time_us or row.time_ms * 1000
     return fields
 
 

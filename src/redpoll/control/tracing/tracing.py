@@ -253,7 +253,7 @@ class Tracer:
         latency = self.latency
         for entry in entries:
             for event in entry.batch.triggered:
-                if event.sampled and event.time_us:
+                if event.sampled:
                     latency.began(event.trace_id, event.time_us, "client")
         for entry in entries:
             for span in entry.batch.spans:
