@@ -40,7 +40,8 @@ from bench.report import save
 from certs import self_signed
 from redpoll.config.config import Settings
 from redpoll.host import embedded
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import Lead, LivingWorkers, NodesChanged, Start, WorkersReady
 from server import APP_ID as SERVER_APP_ID
 from server import APP_KEY as SERVER_KEY
 from server import APP_SECRET as SERVER_SECRET
@@ -171,10 +172,10 @@ class Bench:
         child_pipe = ChildPipe(ours.detach())
         self.pipes.append(child_pipe)
         child_pipe.send(start)
-        child_pipe.send({"alive": [], "greatest": 0})
-        child_pipe.send({"nodes": [], "leader": None})
-        child_pipe.send({"lead": 1})
-        child_pipe.send({"workers_ready": True})
+        child_pipe.send(LivingWorkers([], 0))
+        child_pipe.send(NodesChanged([], None))
+        child_pipe.send(Lead(1))
+        child_pipe.send(WorkersReady())
         port = listener.getsockname()[1]
         listener.close()
         wait_ready(port, "/readyz")

@@ -39,7 +39,7 @@ from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.plane import ControlPlane
 from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.ipc.child_pipe import Start
+from redpoll.ipc.messages import Lead, LivingWorkers, NodesChanged, Start, WorkersReady
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
 
@@ -180,10 +180,10 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
         event_log=event_log,
     )
     await plane.start()
-    plane.receive({"alive": [], "greatest": 0})
-    plane.receive({"nodes": [], "leader": None})
-    plane.receive({"lead": 1})
-    plane.receive({"workers_ready": True})
+    plane.receive(LivingWorkers([], 0))
+    plane.receive(NodesChanged([], None))
+    plane.receive(Lead(1))
+    plane.receive(WorkersReady())
     while not plane.publisher.open:
         await asyncio.sleep(0.01)
     # As in control's own process (control/main.py). Otherwise a pass would contain a collection of all modules.

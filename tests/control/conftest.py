@@ -9,6 +9,7 @@ import socket
 import time
 import urllib.parse
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
@@ -17,6 +18,7 @@ from redis.asyncio import Redis
 from messages import unpack_answer
 from receiver import Receiver
 from redpoll._http import pack_request
+from redpoll.cluster.nodes import KnownNode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.config import Settings
@@ -26,7 +28,7 @@ from redpoll.control.plane import ControlPlane
 from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.http.messages import FIELDS, SIZE_BYTES, pack_fields, size_of
-from redpoll.ipc.child_pipe import Start
+from redpoll.ipc.messages import Lead, LivingWorkers, NodesChanged, Start, WorkersReady
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
@@ -157,19 +159,10 @@ class Plane:
         return await self.call("POST", "/apps/3/events", {"name": "e", "data": "{}", "channels": ["c"], **event})
 
 
-def described(run: str, name: str, **changed: object) -> dict[str, object]:
+def described(run: str, name: str, **changed: Any) -> KnownNode:
     """A node as the supervisor describes it."""
-    node = {"run": run, "name": name, "version": "1", "store": "s", "started": 0.0, "workers": [], "greatest": 0}
-    return {
-        **node,
-        "control": True,
-        "draining": False,
-        "alive": True,
-        "accepts_per_s": 1_000,
-        "fitness": 2,
-        "without_clients": [],
-        **changed,
-    }
+    said = {"version": "1", "store": "s", "started": 0.0, "workers": [], "greatest": 0, "control": True, "beat": 0}
+    return KnownNode(run=run, name=name, **{"alive": True, "draining": False, **said, **changed})
 
 
 @pytest.fixture
@@ -225,10 +218,10 @@ async def make_plane(tmp_path, connect, wait_until):
             )
             await plane.start()
             stack.push_async_callback(plane.finish)
-            plane.receive({"alive": [], "greatest": 0})
-            plane.receive({"nodes": [described(start.run, "here")], "leader": start.run})
-            plane.receive({"lead": 1})
-            plane.receive({"workers_ready": True})
+            plane.receive(LivingWorkers([], 0))
+            plane.receive(NodesChanged([described(start.run, "here")], start.run))
+            plane.receive(Lead(1))
+            plane.receive(WorkersReady())
             if ready:
                 await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)
                 await wait_until(lambda: plane.health.directory_written)

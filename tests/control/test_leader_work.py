@@ -1,13 +1,14 @@
 """What the leader does, in a control plane with a real Redis."""
 
 from redpoll.cluster.redis.keys import Keys
+from redpoll.ipc.messages import Lead
 
 DEAD = "0123456789ab.1.0"
 
 
 async def test_reaping_begins_and_ends_with_the_lead_and_sending_webhooks_with_the_term_in_the_store(plane, wait_until):
     link, keys, control = plane.plane.link, Keys("rp"), plane.plane
-    control.receive({"lead": None})
+    control.receive(Lead(None))
     await wait_until(lambda: control.leadership.term is None and control._webhooks._schedule is None)
     control.work.begin()
     await link.ask(b"HSET", keys.beat, DEAD, -1)
@@ -15,5 +16,5 @@ async def test_reaping_begins_and_ends_with_the_lead_and_sending_webhooks_with_t
     assert control._webhooks._schedule is None
     control.work.end()
     control.work.end()
-    control.receive({"lead": 2})
+    control.receive(Lead(2))
     await wait_until(lambda: control._webhooks._schedule is not None)

@@ -10,8 +10,19 @@ import sys
 import pytest
 
 from redpoll.config.config import Settings
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.command_socket import ask, socket_path
+from redpoll.ipc.messages import (
+    FROM_CHILD,
+    AppCreated,
+    Lead,
+    LivingWorkers,
+    NodesChanged,
+    Ready,
+    Start,
+    Stop,
+    WorkersReady,
+)
 
 CONTROL = (
     "import sys; from redpoll.control.main import main; from redpoll.ipc.child_pipe import ChildPipe; "
@@ -44,12 +55,13 @@ class Process:
         listener.close()
         self.child_pipe = ChildPipe(ours.detach())
         self.child_pipe.send(start)
-        self.child_pipe.send({"alive": [], "greatest": 0})
-        self.child_pipe.send({"nodes": [], "leader": None})
-        self.child_pipe.send({"lead": 1})
-        self.child_pipe.send({"workers_ready": True})
+        self.child_pipe.send(LivingWorkers([], 0))
+        self.child_pipe.send(NodesChanged([], None))
+        self.child_pipe.send(Lead(1))
+        self.child_pipe.send(WorkersReady())
         self.received = []
-        self.child_pipe.attach(asyncio.get_running_loop(), self.received.append, lambda: self.received.append("end"))
+        take = self.received.append
+        self.child_pipe.attach(asyncio.get_running_loop(), FROM_CHILD, take, lambda: take("end"))
 
     async def wait_ended(self):
         _, errors = await asyncio.to_thread(self.process.communicate, None, 60)
@@ -82,8 +94,8 @@ async def test_the_first_start_creates_an_app_and_reports_it_to_the_supervisor(
     start_process, connect, wait_until, tmp_path
 ):
     it = start_process()
-    await wait_until(lambda: {"ready": True} in it.received)
-    (made,) = [message["created_app"] for message in it.received if "created_app" in message]
+    await wait_until(lambda: Ready() in it.received)
+    (made,) = [message.app for message in it.received if isinstance(message, AppCreated)]
     assert made["id"].isdecimal()
     apps = await asyncio.to_thread(ask, socket_path(tmp_path), "app list", {})
     assert [app["id"] for app in apps] == [made["id"]]
@@ -91,14 +103,14 @@ async def test_the_first_start_creates_an_app_and_reports_it_to_the_supervisor(
     async with asyncio.timeout(60):
         while not await ready(wire):
             pass
-    it.child_pipe.send({"drain": True})
+    it.child_pipe.send(Stop())
     code, errors = await it.wait_ended()
     assert (code, "Traceback" in errors) == (0, False)
 
 
 async def test_open_requests_are_answered_after_sigterm(start_process, connect, wait_until):
     it = start_process(app_id="3", app_key="k", app_secret="s")
-    await wait_until(lambda: {"ready": True} in it.received)
+    await wait_until(lambda: Ready() in it.received)
     wire, idle = await connect(it.port), await connect(it.port)
     # The publish below waits for Redis for at most 1.8 s.
     async with asyncio.timeout(60):
@@ -118,7 +130,7 @@ async def test_open_requests_are_answered_after_sigterm(start_process, connect, 
 
 async def test_control_exits_when_its_supervisor_dies(start_process, wait_until):
     it = start_process()
-    await wait_until(lambda: {"ready": True} in it.received)
+    await wait_until(lambda: Ready() in it.received)
     it.child_pipe.close()
     code, _errors = await it.wait_ended()
     assert code == 1
@@ -143,7 +155,7 @@ async def test_a_token_created_by_command_works_until_a_command_revokes_it(
     start_process, connect, wait_until, tmp_path
 ):
     it = start_process(app_id="3", app_key="k", app_secret="s")
-    await wait_until(lambda: {"ready": True} in it.received)
+    await wait_until(lambda: Ready() in it.received)
 
     async def command(verb, **arguments):
         return await asyncio.to_thread(ask, socket_path(tmp_path), verb, arguments)
@@ -164,7 +176,7 @@ async def test_a_token_created_by_command_works_until_a_command_revokes_it(
 
 async def test_the_daily_counter_is_not_lower_after_control_was_killed(start_process, connect, wait_until, tmp_path):
     it = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
-    await wait_until(lambda: {"ready": True} in it.received)
+    await wait_until(lambda: Ready() in it.received)
     await asyncio.to_thread(ask, socket_path(tmp_path), "app set", {"id": "3", "settings": {"plan": "free"}})
     head = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nX-Service-Key: k\r\nX-Service-Secret: s\r\n"
     request = head + b"Content-Length: 36\r\n\r\n" + EVENT
@@ -183,7 +195,7 @@ async def test_the_daily_counter_is_not_lower_after_control_was_killed(start_pro
     it.process.kill()
     await asyncio.to_thread(it.process.wait)
     later = start_process(app_id="3", app_key="k", app_secret="s", trigger_rate_per_minute=0)
-    await wait_until(lambda: {"ready": True} in later.received)
+    await wait_until(lambda: Ready() in later.received)
     remaining, later_midnight = await left(later)
     # A new day begins at zero.
     assert remaining == 200_000 - (14 if later_midnight == midnight else 7)

@@ -6,20 +6,21 @@ import pytest
 import redis.asyncio
 
 from redpoll.cluster.redis.keys import Keys
+from redpoll.ipc.messages import BeginStop, Fatal, FitnessReport, LivingWorkers, Ready, WorkersReady
 
 
 async def test_control_reports_that_it_is_ready_and_readyz_waits_for_the_workers(make_plane, redis, wait_until):
     plane = await make_plane(redis.url)
-    assert [message for message in plane.heard if "fitness" not in message] == [{"ready": True}]
+    assert [message for message in plane.heard if not isinstance(message, FitnessReport)] == [Ready()]
     assert (await plane.ask("GET", "/readyz")).status == 200
     plane.plane.health.workers_ready = False
     reply = await plane.ask("GET", "/readyz")
     assert (reply.status, reply.json()["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
-    plane.plane.receive({"workers_ready": True})
+    plane.plane.receive(WorkersReady())
     assert (await plane.ask("GET", "/readyz")).status == 200
-    plane.plane.receive({"draining": True})
+    plane.plane.receive(BeginStop())
     assert (await plane.ask("GET", "/readyz")).status == 503
-    # While draining it serves until the supervisor sends `drain`.
+    # While draining it serves until the supervisor sends `Stop`.
     assert (await plane.trigger()).status == 200
     assert not plane.plane.finished.is_set()
 
@@ -38,8 +39,8 @@ async def test_an_unsuitable_redis_ends_the_start_with_a_reason(make_plane, own_
     async with redis.asyncio.Redis(unix_socket_path=own_redis.path) as admin:
         await admin.execute_command("ACL", "SETUSER", "poor", "on", ">pass", "~*", "resetchannels", "+@all")
     plane = await make_plane(own_redis.url + "?username=poor&password=pass", ready=False)
-    await wait_until(lambda: any("fatal" in message for message in plane.heard))
-    (fatal,) = [message["fatal"] for message in plane.heard if "fatal" in message]
+    await wait_until(lambda: any(isinstance(message, Fatal) for message in plane.heard))
+    (fatal,) = [message.reason for message in plane.heard if isinstance(message, Fatal)]
     assert "may not use PUBLISH on our keys or topics" in fatal
     assert "&rp:*" in fatal
 
@@ -66,9 +67,9 @@ async def test_publishes_get_503_in_time_while_redis_hangs(make_plane, own_redis
 async def test_workers_that_leave_the_supervisors_list_are_reaped(plane, wait_until):
     link, keys = plane.plane.link, Keys("rp")
     await link.ask(b"HSET", keys.beat, "0123456789ab.1.1", 5)
-    plane.plane.receive({"alive": [1], "greatest": 1})
+    plane.plane.receive(LivingWorkers([1], 1))
     await wait_until(lambda: plane.plane.reaper.workers() == ["0123456789ab.1.1"])
-    plane.plane.receive({"alive": [2], "greatest": 2})
+    plane.plane.receive(LivingWorkers([2], 2))
     await wait_until(lambda: plane.plane.reaper.reaped == 1)
     assert await link.ask(b"HLEN", keys.beat) == 0
 

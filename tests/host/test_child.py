@@ -10,6 +10,7 @@ import pytest
 
 from redpoll.host.child import Child
 from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import Stop
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -79,7 +80,7 @@ async def test_process_that_does_not_end_in_time_is_killed(child, wait_until):
 
 async def test_child_without_a_process_has_ended_and_ignores_messages(child):
     await child.wait_ended(0.0)
-    child.send({"drain": True})
+    child.send(Stop())
     assert child.take_exit_code() is None
 
 

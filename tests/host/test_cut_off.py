@@ -4,8 +4,10 @@ import signal
 
 import pytest
 
+from redpoll.cluster.membership.connection_state import Reach
 from redpoll.host import cut_off
 from redpoll.host.cut_off import CutOffWorkers
+from redpoll.ipc.messages import EndService, ReturnToService, TellReach
 
 
 class Child:
@@ -41,9 +43,9 @@ class Node:
         self.workers = CutOffWorkers(self.children, self.heartbeat, self.changed)
         self.ticks(1)
         for child in self.children:
-            assert child.sent == [{"reach": True}]
+            assert child.sent == [TellReach()]
             child.sent.clear()
-            self.workers.said(child, "subscribed")
+            self.workers.said(child, Reach.SUBSCRIBED)
 
     def changed(self) -> None:
         self.changes += 1
@@ -54,7 +56,7 @@ class Node:
 
     def leave(self) -> None:
         """The second worker is down, is asked to close its clients, and has closed them."""
-        self.workers.said(self.second, "down")
+        self.workers.said(self.second, Reach.DOWN)
         self.ticks(cut_off._MAX_DOWN)
         self.workers.left(self.second, True)
         self.second.sent.clear()
@@ -66,11 +68,11 @@ def node():
 
 
 def test_worker_that_stays_down_is_asked_to_close_its_clients_and_then_holds_nobody_up(node):
-    node.workers.said(node.second, "down")
+    node.workers.said(node.second, Reach.DOWN)
     node.ticks(cut_off._MAX_DOWN - 1)
     assert not node.second.sent
     node.ticks(1)
-    assert node.second.sent == [{"aside": True}]
+    assert node.second.sent == [EndService()]
     # Until its clients are closed, publishes wait for it.
     assert (node.workers.numbers, node.workers.without_clients) == ([1], [])
     node.workers.left(node.second, True)
@@ -80,27 +82,27 @@ def test_worker_that_stays_down_is_asked_to_close_its_clients_and_then_holds_nob
 
 def test_it_admits_clients_only_when_all_nodes_know_that_publishes_wait_for_it_again(node):
     node.leave()
-    node.workers.said(node.second, "subscribed")
+    node.workers.said(node.second, Reach.SUBSCRIBED)
     node.ticks(1)
     assert (node.workers.numbers, node.workers.without_clients, node.second.sent) == ([1], [], [])
     node.ticks(cut_off._RETURN_TICKS - 1)
     assert not node.second.sent
     node.ticks(1)
-    assert (node.workers.numbers, node.second.sent) == ([], [{"aside": False}])
+    assert (node.workers.numbers, node.second.sent) == ([], [ReturnToService()])
 
 
 def test_it_is_out_again_if_it_loses_redis_before_that(node):
     node.leave()
-    node.workers.said(node.second, "subscribed")
+    node.workers.said(node.second, Reach.SUBSCRIBED)
     node.ticks(5)
-    node.workers.said(node.second, "connecting")
+    node.workers.said(node.second, Reach.CONNECTING)
     node.ticks(1)
     assert (node.workers.without_clients, node.second.sent) == ([11], [])
 
 
 def test_while_redis_is_away_for_the_whole_node_nothing_counts(node):
     for child in node.children:
-        node.workers.said(child, "down")
+        node.workers.said(child, Reach.DOWN)
     node.ticks(cut_off._MAX_DOWN - 1)
     node.heartbeat.answered_s_ago = float("inf")
     node.ticks(500)
@@ -111,45 +113,45 @@ def test_while_redis_is_away_for_the_whole_node_nothing_counts(node):
 
 
 def test_worker_that_is_connected_may_take_longer_to_subscribe_and_longest_if_no_other_is_faster(node):
-    node.workers.said(node.second, "connecting")
+    node.workers.said(node.second, Reach.CONNECTING)
     node.ticks(cut_off._MAX_CONNECTING - 1)
     assert not node.second.sent
     node.ticks(1)
-    assert node.second.sent == [{"aside": True}]
+    assert node.second.sent == [EndService()]
     alone = Node()
     for child in alone.children:
-        alone.workers.said(child, "connecting")
+        alone.workers.said(child, Reach.CONNECTING)
     alone.ticks(cut_off._MAX_CONNECTING_ALONE - 1)
     assert not alone.second.sent
 
 
 def test_worker_that_connected_meanwhile_keeps_its_clients(node):
-    node.workers.said(node.second, "down")
+    node.workers.said(node.second, Reach.DOWN)
     node.ticks(cut_off._MAX_DOWN)
-    node.workers.said(node.second, "subscribed")
+    node.workers.said(node.second, Reach.SUBSCRIBED)
     node.workers.left(node.second, False)
     assert (node.workers.numbers, node.workers.without_clients) == ([], [])
 
 
 def test_worker_that_does_not_close_its_clients_in_time_is_killed_and_its_successor_is_in_service(node):
-    node.workers.said(node.second, "down")
+    node.workers.said(node.second, Reach.DOWN)
     node.ticks(cut_off._MAX_DOWN + cut_off._MAX_LEAVING)
     assert node.second.signals == [signal.SIGKILL]
     node.workers.process_ended(node.second)
     assert node.workers.numbers == []
     # The successor says at its start that it is down. If it stays down, publishes needn't wait for it either.
-    node.workers.said(node.second, "down")
+    node.workers.said(node.second, Reach.DOWN)
     node.second.sent.clear()
     node.ticks(cut_off._MAX_DOWN)
-    assert node.second.sent == [{"aside": True}]
+    assert node.second.sent == [EndService()]
 
 
 def test_worker_that_says_nothing_since_redis_came_back_is_killed(node):
     """It hangs, so it can't say that its connection broke; publishes on all nodes wait for it."""
     node.heartbeat.connects += 1
     node.ticks(1)
-    assert node.second.sent == [{"reach": True}]
-    node.workers.said(node.first, "subscribed")
+    assert node.second.sent == [TellReach()]
+    node.workers.said(node.first, Reach.SUBSCRIBED)
     node.ticks(cut_off._MAX_SILENT)
     assert (node.first.signals, node.second.signals) == ([], [signal.SIGKILL])
 
@@ -159,6 +161,6 @@ def test_worker_that_has_never_spoken_starts_and_is_not_killed():
     node.workers.process_ended(node.second)
     node.heartbeat.connects += 1
     node.ticks(1)
-    node.workers.said(node.first, "subscribed")
+    node.workers.said(node.first, Reach.SUBSCRIBED)
     node.ticks(500)
     assert not node.second.signals

@@ -10,6 +10,7 @@ from redpoll.cluster.nodes import Fitness, Node
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.host.heartbeat import Heartbeat
+from redpoll.ipc.messages import NodesChanged
 
 EVERY_S = 0.05
 
@@ -34,7 +35,7 @@ class Supervisor:
         self.fitness = Fitness.FIT
         self.is_joined = False
         self.sentences: list[str] = []
-        self.messages: list[dict] = []
+        self.messages: list[NodesChanged] = []
         self.terms: list[int | None] = []
         self.drains: list[float | None] = []
         self.heartbeat = Heartbeat(url, "rp", run, self.describe, self, every_s=every_s)
@@ -68,7 +69,7 @@ class Supervisor:
     def refused(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def nodes_changed(self, message: dict) -> None:
+    def nodes_changed(self, message: NodesChanged) -> None:
         self.messages.append(message)
 
     def term_changed(self, term: int | None) -> None:
@@ -82,8 +83,8 @@ class Supervisor:
         return bool(self.terms) and self.terms[-1] is not None
 
     def sees(self, **alive: bool) -> bool:
-        nodes = self.messages[-1]["nodes"] if self.messages else ()
-        return {node["name"]: node["alive"] for node in nodes} == alive
+        nodes = self.messages[-1].nodes if self.messages else ()
+        return {node.name: node.alive for node in nodes} == alive
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ async def test_single_node_joins_and_leads_with_its_first_heartbeat(make, wait_u
     assert one.is_joined
     assert one.terms == [1]
     assert one.sees(one=True)
-    assert one.messages[-1]["leader"] == one.run
+    assert one.messages[-1].leader == one.run
 
 
 async def test_nothing_is_written_before_the_record_store_is_known(make, redis, wait_until):
@@ -210,8 +211,8 @@ async def test_change_is_told_at_once_and_only_once(make, wait_until):
     one.workers = [2]
     one.heartbeat.beat_now()
     await wait_until(lambda: len(two.messages) > told)
-    (node,) = [node for node in two.messages[-1]["nodes"] if node["name"] == "one"]
-    assert node["workers"] == [2]
+    (node,) = [node for node in two.messages[-1].nodes if node.name == "one"]
+    assert node.workers == [2]
     assert "beat" not in node
     assert len(two.messages) == told + 1
 
@@ -225,7 +226,7 @@ async def test_change_of_another_node_is_read_at_once(make, wait_until):
     other.workers = [1]
     other.heartbeat.beat_now()
     await wait_until(
-        lambda: {node["name"]: node["workers"] for node in patient.messages[-1]["nodes"]} == {"one": [1, 2], "two": [1]}
+        lambda: {node.name: node.workers for node in patient.messages[-1].nodes} == {"one": [1, 2], "two": [1]}
     )
 
 

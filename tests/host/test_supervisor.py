@@ -15,6 +15,7 @@ import sys
 import termios
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis as redis_py
 
@@ -23,13 +24,27 @@ from ports import kept_port
 from redpoll.cluster.redis.keys import Keys
 from redpoll.config.certificate import read_pair
 from redpoll.host.supervisor import child_command
+from redpoll.ipc.messages import (
+    BeginStop,
+    CertificateChanged,
+    DirectoryVersion,
+    Lead,
+    LivingWorkers,
+    Message,
+    SettingsChanged,
+    ShardKey,
+    Stop,
+    WorkersReady,
+)
 
 # The program of a child. It writes the file `NAME.PID` with a line of JSON for its start and for every message. The
 # file `NAME.does` has words that change what it does.
 STAND_IN = """
 import asyncio, json, os, resource, signal, socket, sys
 from pathlib import Path
+import msgspec
 from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import *
 
 folder, place, fd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 does = (folder / f"{place}.does").read_text() if (folder / f"{place}.does").exists() else ""
@@ -53,38 +68,39 @@ async def main():
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     def receive(message):
-        note(message)
-        if "stop_listening" in message:
+        note(msgspec.to_builtins(message))
+        if isinstance(message, BeginStop) and start.role == "worker":
             for listening in listeners:
                 loop.remove_reader(listening)
                 listening.close()
-            pipe.send({"listening": False})
-        if "drain" in message and "stay" not in does:
+            pipe.send(ListenersClosed())
+        if isinstance(message, Stop) and "stay" not in does:
             ended.set()
     def accept(listening):
         connection, _ = listening.accept()
         with connection:
             behind = " by TLS" if listening.fileno() == start.tls_fd else ""
             connection.sendall(f"{place} {start.k}{behind}".encode())
-    pipe.attach(loop, receive, lambda: os._exit(1))
+    pipe.attach(loop, TO_CONTROL if start.role == "control" else TO_WORKER, receive, lambda: os._exit(1))
     for listening in listeners:
         listening.setblocking(False)
         if "deaf" not in does:
             loop.add_reader(listening, accept, listening)
     if "fatal" in does:
-        pipe.send({"fatal": "the disk is full"})
+        pipe.send(Fatal("the disk is full"))
         return
     if "records" in does:
-        pipe.send({"directory": 17, "store": "5eed", "term": 3, "shard_key": "aa" * 16})
+        pipe.send(RecordStore("5eed", 3, "aa" * 16))
+        pipe.send(DirectoryVersion(17))
     if "other" in does:
-        pipe.send({"shard_key": "bb" * 16})
+        pipe.send(RecordStore("5eed", 3, "bb" * 16))
     if "create" in does:
-        pipe.send({"created_app": {"id": "77", "key": "abc", "secret": "a-secret", "name": "x", "keys": []}})
-        pipe.send({"created_admin": "the-first-password"})
+        pipe.send(AppCreated({"id": "77", "key": "abc", "secret": "a-secret", "name": "x", "keys": []}))
+        pipe.send(AdminCreated("the-first-password"))
     if "unready" not in does:
-        pipe.send({"ready": True})
+        pipe.send(Ready())
     if "reload" in does:
-        pipe.send({"reload": True})
+        pipe.send(Reload())
     await ended.wait()
 
 asyncio.run(main())
@@ -204,7 +220,7 @@ class Tree:
 
     def lists(self) -> list[dict]:
         """The lists of living workers that control got so far."""
-        return [note for note in self.notes("control") if "alive" in note]
+        return [note for note in self.notes("control") if note.get("type") == "LivingWorkers"]
 
     def of(self, place: str, pid: int) -> list[dict]:
         lines = (self.folder / f"{place}.{pid}").read_text().split("\n")
@@ -220,6 +236,11 @@ class Tree:
         assert self.process is not None
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
+
+
+def said(message: Message) -> dict:
+    """A message as a stand-in records it."""
+    return msgspec.to_builtins(message)
 
 
 def is_alive(pid: int) -> bool:
@@ -291,7 +312,7 @@ async def test_ready_line_is_printed_when_all_are_ready_and_names_the_ports(tree
     # The settings asked for port 0.
     ports = [tree.port, int(control.rpartition(":")[2]), None]
     assert tree.notes("control")[0]["ports"] == tree.notes("worker0")[0]["ports"] == ports
-    await wait_until(lambda: {"workers_ready": True} in tree.notes("control"))
+    await wait_until(lambda: said(WorkersReady()) in tree.notes("control"))
     assert said_by(tree.port).startswith("worker")
     assert tree.stop() == 0
 
@@ -344,11 +365,11 @@ async def test_control_gets_the_list_of_living_workers_before_a_start_and_after_
     await wait_until(lambda: len(tree.pids("worker1")) == 2 and len(tree.notes("worker1")) > 0)
     await wait_until(lambda: len(tree.lists()) >= 5)
     assert tree.lists() == [
-        {"alive": [], "greatest": 0},
-        {"alive": [1], "greatest": 1},
-        {"alive": [1, 2], "greatest": 2},
-        {"alive": [1], "greatest": 2},
-        {"alive": [1, 3], "greatest": 3},
+        said(LivingWorkers([], 0)),
+        said(LivingWorkers([1], 1)),
+        said(LivingWorkers([1, 2], 2)),
+        said(LivingWorkers([1], 2)),
+        said(LivingWorkers([1, 3], 3)),
     ]
     first, second = tree.notes("worker1", 0)[0], tree.notes("worker1", 1)[0]
     assert (first["k"], second["k"]) == (2, 3)
@@ -391,8 +412,8 @@ async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):
     os.kill(old, signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("control")) == 2)
     (new,) = set(tree.pids("control")) - {old}
-    await wait_until(lambda: {"workers_ready": True} in tree.of("control", new))
-    assert tree.of("control", new)[1] == {"alive": [1, 2], "greatest": 2}
+    await wait_until(lambda: said(WorkersReady()) in tree.of("control", new))
+    assert tree.of("control", new)[1] == said(LivingWorkers([1, 2], 2))
     assert tree.out.count("ready public=") == 1
 
 
@@ -402,18 +423,18 @@ async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(t
     tree.start(workers=2)
     await wait_until(lambda: tree.is_ready)
     for place in ("worker0", "worker1"):
-        await wait_until(lambda place=place: {"directory": 17} in tree.notes(place))
+        await wait_until(lambda place=place: said(DirectoryVersion(17)) in tree.notes(place))
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
-    await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"directory": 17} in tree.notes("worker0"))
+    await wait_until(lambda: len(tree.pids("worker0")) == 2 and said(DirectoryVersion(17)) in tree.notes("worker0"))
 
 
 async def test_every_worker_gets_the_shard_key_restarted_ones_too(tree, wait_until):
     tree.does("control", "records")
     tree.start(workers=2)
     for place in ("worker0", "worker1"):
-        await wait_until(lambda place=place: {"shard_key": "aa" * 16} in tree.notes(place))
+        await wait_until(lambda place=place: said(ShardKey("aa" * 16)) in tree.notes(place))
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
-    await wait_until(lambda: len(tree.pids("worker0")) == 2 and {"shard_key": "aa" * 16} in tree.notes("worker0"))
+    await wait_until(lambda: len(tree.pids("worker0")) == 2 and said(ShardKey("aa" * 16)) in tree.notes("worker0"))
     assert "aa" * 16 not in tree.out + tree.err
 
 
@@ -426,7 +447,7 @@ async def test_a_server_whose_record_store_is_replaced_by_another_one_ends(tree,
     os.kill(tree.pids("control")[0], signal.SIGKILL)
     assert tree.process.wait(60) == 1
     assert "the record store was replaced by another one while the server ran" in tree.err
-    assert {"shard_key": "bb" * 16} not in tree.notes("worker0")
+    assert said(ShardKey("bb" * 16)) not in tree.notes("worker0")
 
 
 async def test_node_leads_alone_tells_control_and_leaves_redis_as_it_was(tree, redis, wait_until):
@@ -434,14 +455,14 @@ async def test_node_leads_alone_tells_control_and_leaves_redis_as_it_was(tree, r
     tree.does("control", "records")
     tree.start(workers=2, node_name="here")
     # The record store has seen term 3.
-    await wait_until(lambda: {"lead": 4} in tree.notes("control"))
+    await wait_until(lambda: said(Lead(4)) in tree.notes("control"))
     (message,) = [note for note in tree.notes("control") if "nodes" in note][-1:]
     (node,) = message["nodes"]
     assert (node["name"], node["store"], node["workers"], node["alive"]) == ("here", "5eed", [1, 2], True)
     assert message["leader"] == node["run"]
     # A control plane that starts again learns the same; its node goes on to lead.
     os.kill(tree.pids("control")[0], signal.SIGKILL)
-    await wait_until(lambda: len(tree.pids("control")) == 2 and {"lead": 4} in tree.notes("control"))
+    await wait_until(lambda: len(tree.pids("control")) == 2 and said(Lead(4)) in tree.notes("control"))
     assert tree.stop() == 0
     with redis_py.Redis(unix_socket_path=redis.path) as client:
         assert client.hgetall(Keys().nodes) == {}
@@ -464,8 +485,8 @@ async def test_server_with_another_record_store_than_a_live_node_does_not_start(
         await wait_until(beat)
         assert tree.process.returncode == 1
         assert "the server first, up since 1970-01-01 00:00:00 UTC, has another record store" in tree.err
-        assert {"directory": 17} not in tree.notes("worker0")
-        assert not [note for note in tree.notes("control") if note.get("lead")]
+        assert said(DirectoryVersion(17)) not in tree.notes("worker0")
+        assert not [note for note in tree.notes("control") if note.get("term")]
         assert client.hkeys(Keys().nodes) == [b"f" * 12]
         assert client.get(Keys().leader) == b"f" * 12 + b" 1 1"
 
@@ -479,10 +500,10 @@ async def test_stop_goes_in_order_and_exits_with_0(tree, wait_until):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 10)
     for place in ("worker0", "worker1"):
-        assert tree.notes(place)[1:] == [{"stop_listening": True}, {"drain": True}]
+        assert tree.notes(place)[1:] == [said(BeginStop()), said(Stop())]
     notes = tree.notes("control")
-    assert notes.index({"draining": True}) < notes.index({"alive": [], "greatest": 2})
-    assert notes[-1] == {"drain": True}
+    assert notes.index(said(BeginStop())) < notes.index(said(LivingWorkers([], 2)))
+    assert notes[-1] == said(Stop())
     assert not any(is_alive(pid) for place in ("control", "worker0", "worker1") for pid in tree.pids(place))
 
 
@@ -493,7 +514,7 @@ async def test_port_is_closed_before_clients_are_disconnected(tree, wait_until):
     with kept_port(tree.port):
         tree.process.send_signal(signal.SIGTERM)
         # A worker that is slow to close the port is not waited for.
-        await wait_until(lambda: all({"drain": True} in tree.notes(place) for place in ("worker0", "worker1")))
+        await wait_until(lambda: all(said(Stop()) in tree.notes(place) for place in ("worker0", "worker1")))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", tree.port), 60)
 
@@ -514,7 +535,7 @@ async def test_worker_that_hangs_at_its_start_is_killed_and_started_again(tree, 
     assert 'child killed, it does not start child="worker 1" unanswered_pings=60' in tree.err
     assert [note["k"] for note in tree.notes("worker1") if "k" in note] == [3]
     assert len(tree.pids("worker0")) == 1
-    assert tree.lists()[-1] == {"alive": [1, 3], "greatest": 3}
+    assert tree.lists()[-1] == said(LivingWorkers([1, 3], 3))
 
 
 async def test_first_ctrl_c_stops_in_order_and_the_second_kills(tree, wait_until):
@@ -523,7 +544,7 @@ async def test_first_ctrl_c_stops_in_order_and_the_second_kills(tree, wait_until
     await wait_until(lambda: tree.is_ready)
     # To the group, as a terminal does. The children must ignore it.
     os.killpg(tree.process.pid, signal.SIGINT)
-    await wait_until(lambda: {"drain": True} in tree.notes("worker0"))
+    await wait_until(lambda: said(Stop()) in tree.notes("worker0"))
     assert is_alive(tree.pids("worker0")[0])
     os.killpg(tree.process.pid, signal.SIGINT)
     assert tree.process.wait(60) == 130
@@ -734,11 +755,11 @@ async def test_sighup_reloads_the_certificate_in_every_worker(tree, pair, wait_u
     await wait_until(lambda: tree.is_ready)
     self_signed(tree.folder)
     tree.process.send_signal(signal.SIGHUP)
-    await wait_until(lambda: all({"reload": True} in tree.notes(place) for place in ("worker0", "worker1")))
+    await wait_until(lambda: all(said(CertificateChanged()) in tree.notes(place) for place in ("worker0", "worker1")))
     written = (tree.folder / "data" / "tls.pem").read_bytes()
     assert written == read_pair(pair["tls_cert"], pair["tls_key"])
     await wait_until(lambda: "certificate reloaded" in tree.err)
-    assert {"reload": True} not in tree.notes("control")
+    assert said(CertificateChanged()) not in tree.notes("control")
 
 
 async def test_sighup_applies_live_settings_and_names_those_that_need_a_restart(tree, wait_until):
@@ -746,7 +767,7 @@ async def test_sighup_applies_live_settings_and_names_those_that_need_a_restart(
     await wait_until(lambda: tree.is_ready)
     (tree.folder / "redpoll.toml").write_text('max_message_bytes = 5000\nactivity_timeout_s = 77\nlog_level = "debug"')
     tree.process.send_signal(signal.SIGHUP)
-    changes = {"settings": {"log_level": "debug", "max_message_bytes": 5_000}}
+    changes = said(SettingsChanged({"log_level": "debug", "max_message_bytes": 5_000}))
     await wait_until(lambda: changes in tree.notes("worker0") and changes in tree.notes("control"))
     await wait_until(lambda: "applied=log_level,max_message_bytes need_restart=activity_timeout_s" in tree.err)
     # A child that starts later gets them too, but not what needs a restart.
@@ -787,10 +808,10 @@ async def test_unusable_pair_is_logged_and_changes_nothing(tree, pair, wait_unti
     os.kill(tree.pids("worker0")[0], signal.SIGKILL)
     await wait_until(lambda: len(tree.pids("worker0")) == 2)
     assert (tree.folder / "data" / "tls.pem").read_bytes() == written
-    assert {"reload": True} not in tree.notes("worker0", 0)
+    assert said(CertificateChanged()) not in tree.notes("worker0", 0)
     pair["tls_key"].write_bytes(good)
     tree.process.send_signal(signal.SIGHUP)
-    await wait_until(lambda: {"reload": True} in tree.notes("worker0"))
+    await wait_until(lambda: said(CertificateChanged()) in tree.notes("worker0"))
 
 
 async def test_sighup_to_the_group_without_tls_changes_nothing(tree, wait_until):

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.config.config import Settings
-from redpoll.ipc.child_pipe import ChildPipe, ChildPipeClosed, Start
+from redpoll.ipc.child_pipe import ChildPipe, ChildPipeClosed
+from redpoll.ipc.messages import FROM_CHILD, TO_CONTROL, Fatal, FromChild, Inbox, LivingWorkers, Start, Stop, ToControl
 
 START = Start(
     role="worker",
@@ -40,10 +42,10 @@ def ends():
 class Received:
     """Attaches to a pipe and collects the messages."""
 
-    def __init__(self, child_pipe: ChildPipe) -> None:
-        self.messages: list[dict] = []
+    def __init__(self, child_pipe: ChildPipe, inbox: Inbox = FROM_CHILD) -> None:
+        self.messages: list[FromChild | ToControl] = []
         self.eofs = 0
-        child_pipe.attach(asyncio.get_running_loop(), self.messages.append, self._eof)
+        child_pipe.attach(asyncio.get_running_loop(), inbox, self.messages.append, self._eof)
 
     def _eof(self) -> None:
         self.eofs += 1
@@ -65,10 +67,10 @@ def test_supervisor_that_ended_before_the_first_message_is_an_error(ends):
 async def test_message_that_arrives_with_the_first_one_is_not_lost(ends, wait_until):
     ours, theirs = ends
     ours.send(START)
-    ours.send({"alive": [1], "greatest": 1})
+    ours.send(LivingWorkers([1], 1))
     theirs.read_start()
-    received = Received(theirs)
-    await wait_until(lambda: received.messages == [{"alive": [1], "greatest": 1}])
+    received = Received(theirs, TO_CONTROL)
+    await wait_until(lambda: received.messages == [LivingWorkers([1], 1)])
 
 
 async def test_attached_end_answers_a_ping_and_shows_no_message(ends, wait_until):
@@ -87,7 +89,7 @@ async def test_attached_end_answers_a_ping_and_shows_no_message(ends, wait_until
 async def test_many_messages_arrive_complete_and_in_order(ends, wait_until):
     ours, theirs = ends
     Received(ours)
-    sent = [{"n": number, "text": "ü" * 500} for number in range(5_000)]  # far more than a socket's buffer
+    sent = [Fatal(f"{number} {'ü' * 500}") for number in range(5_000)]  # far more than a socket's buffer
     for message in sent:
         ours.send(message)
     received = Received(theirs)
@@ -99,20 +101,32 @@ async def test_end_of_file_is_reported_once_after_the_last_message(ends, wait_un
     ours, theirs = ends
     received = Received(ours)
     Received(theirs)
-    theirs.send({"fatal": "no disk"})
+    theirs.send(Fatal("no disk"))
     theirs.close()
     await wait_until(lambda: received.eofs)
-    assert received.messages == [{"fatal": "no disk"}]
+    assert received.messages == [Fatal("no disk")]
     assert received.eofs == 1
+
+
+async def test_malformed_message_is_refused_with_a_sentence_and_the_next_one_counts(wait_until):
+    raw, theirs = socket.socketpair()
+    pipe = ChildPipe(theirs.detach())
+    received = Received(pipe)
+    with raw, capture_logs() as logs:
+        raw.sendall(b'nonsense\n{"type":"Fatal"}\n{"type":"Fatal","reason":"no disk"}\n')
+        await wait_until(lambda: received.messages)
+    assert received.messages == [Fatal("no disk")]
+    assert [(line["event"], line["log_level"]) for line in logs] == [("message on the child pipe refused", "error")] * 2
+    pipe.close()
 
 
 async def test_read_rest_delivers_messages_before_the_loop_does(ends):
     ours, theirs = ends
     received = Received(ours)
-    theirs.send({"fatal": "no disk"})
+    theirs.send(Fatal("no disk"))
     theirs.close()
     ours.read_rest()
-    assert received.messages == [{"fatal": "no disk"}]
+    assert received.messages == [Fatal("no disk")]
     assert received.eofs == 1
 
 
@@ -120,9 +134,9 @@ async def test_sending_to_a_closed_end_is_no_error(ends, wait_until):
     ours, theirs = ends
     received = Received(ours)
     theirs.close()
-    ours.send({"drain": True})
+    ours.send(Stop())
     await wait_until(lambda: received.eofs)
-    ours.send({"drain": True})
+    ours.send(Stop())
 
 
 def test_armed_child_dies_with_its_parent_and_ignores_terminal_signals():

@@ -18,7 +18,8 @@ from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.config import Settings
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import DirectoryVersion, ShardKey, Start, encode
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.worker.main import Worker
 
@@ -164,8 +165,8 @@ class Bench:
         worker.supervisor = ours
         # As the supervisor does, with what control says about the record store.
         if shard_key is not None:
-            ours.sendall(json.dumps({"shard_key": shard_key}).encode() + b"\n")
-        ours.sendall(json.dumps({"directory": self.version}).encode() + b"\n")
+            ours.sendall(encode(ShardKey(shard_key)))
+        ours.sendall(encode(DirectoryVersion(self.version)))
         self.workers.append(worker)
         task = asyncio.create_task(worker.run())
 

@@ -6,6 +6,7 @@ import pytest
 import websockets
 
 from redpoll.cluster.membership.connection_state import Reach
+from redpoll.ipc.messages import ClientsLeft, EndService, ReturnToService
 
 
 async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worker_is_back(bench, wait_until):
@@ -14,16 +15,16 @@ async def test_clients_are_closed_with_4200_and_none_is_admitted_until_the_worke
     worker.aside._tell = said.append
     clients = [await bench.client(worker) for _ in range(3)]
     worker.link.drop("for the test")
-    worker._supervisor_message({"aside": True})
+    worker._supervisor_message(EndService())
     assert await asyncio.gather(*(client.closed_with() for client in clients)) == [4200] * 3
     await wait_until(lambda: said)
-    assert said == [{"aside": True}]
+    assert said == [ClientsLeft(all=True)]
     # Also when it is subscribed again: it doesn't decide that.
     await wait_until(lambda: worker.registry.reach is Reach.SUBSCRIBED)
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.client(worker)
     assert refused.value.response.status_code == 503
-    worker._supervisor_message({"aside": False})
+    worker._supervisor_message(ReturnToService())
     await bench.client(worker)
 
 
@@ -33,7 +34,7 @@ async def test_worker_that_is_subscribed_keeps_its_clients(bench, wait_until):
     worker.aside._tell = said.append
     client = await bench.client(worker)
     await wait_until(lambda: worker.registry.reach is Reach.SUBSCRIBED)
-    worker._supervisor_message({"aside": True})
-    assert said == [{"aside": False}]
+    worker._supervisor_message(EndService())
+    assert said == [ClientsLeft(all=False)]
     await client.nothing_more()
     await bench.client(worker)

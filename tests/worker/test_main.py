@@ -9,7 +9,9 @@ import redis.asyncio
 import websockets
 
 from bus_publishing import publish_all
+from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.redis.keys import TAGS, Keys
+from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
 
 
 @pytest.fixture
@@ -28,17 +30,17 @@ async def test_the_supervisor_hears_when_the_worker_is_ready(bench):
     worker.supervisor.setblocking(False)
     said = b""
     async with asyncio.timeout(60):
-        while b"ready" not in said or b"subscribed" not in said:
+        while b"Ready" not in said or b"subscribed" not in said:
             said += await asyncio.get_running_loop().sock_recv(worker.supervisor, 1000)
-    messages = [json.loads(line) for line in said.splitlines()]
-    assert {"ready": True} in messages
+    messages = [FROM_CHILD.decode(line) for line in said.splitlines()]
+    assert Ready() in messages
     # And how far it has come with Redis. A worker that never connects says that it is down, or nobody would know.
-    assert [message["reach"] for message in messages if "reach" in message] == ["down", "connecting", "subscribed"]
+    assert [message.reach for message in messages if isinstance(message, ReachChanged)] == list(Reach)
 
 
 async def test_stale_app_records_admit_no_clients(bench):
     worker = await bench.start()
-    worker.supervisor.sendall(json.dumps({"directory": bench.version + 1}).encode() + b"\n")
+    worker.supervisor.sendall(encode(DirectoryVersion(bench.version + 1)))
     await bench.settled(worker, lambda: not worker.registry.ready)
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.open(worker)
@@ -60,7 +62,7 @@ async def test_before_the_shard_key_is_known_it_does_not_connect_to_redis(bench,
             assert answer.status == 200
     assert worker.link.connects == 0
     key = bytes(range(16))
-    worker.supervisor.sendall(json.dumps({"shard_key": key.hex()}).encode() + b"\n")
+    worker.supervisor.sendall(encode(ShardKey(key.hex())))
     await starting
     client = await bench.client(worker)
     await client.subscribe("news")
@@ -92,14 +94,14 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
 async def test_a_worker_of_a_drained_node_closes_and_admits_nobody_until_it_serves_again(bench):
     worker = await bench.start()
     clients = [await bench.client(worker) for _ in range(20)]
-    worker.supervisor.sendall(b'{"evacuate":0.2}\n')
+    worker.supervisor.sendall(encode(Evacuate(0.2, None)))
     for client in clients:
         assert await client.closed_with() == 4200
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.open(worker)
     assert refused.value.response.status_code == 503
     assert refused.value.response.headers["Retry-After"] == "1"
-    worker.supervisor.sendall(b'{"evacuate":null}\n')
+    worker.supervisor.sendall(encode(Serve()))
     await bench.settled(worker, lambda: not worker.gate.draining)
     await (await bench.client(worker)).nothing_more()
     # A worker that ends stays closed.

@@ -16,7 +16,7 @@ import structlog
 
 from redpoll.cluster.redis.keys import Keys
 
-__all__ = ["Fitness", "LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
+__all__ = ["Fitness", "KnownNode", "LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +58,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     accepts_per_s: int = 1_000
     without_clients: Sequence[int] = ()
     fitness: Fitness = Fitness.FIT
+
+
+class KnownNode(Node, frozen=True, kw_only=True):
+    """A node as another one knows it: what it said last, its `run`, and whether it is `alive`. `beat` is 0 while it
+    lives, so that equal ones say the same."""
+
+    run: str
+    alive: bool
 
 
 class Leader(NamedTuple):
@@ -153,6 +161,17 @@ class Nodes:
             if run != self._run
             and (self._unchanged.reads(run) >= _MAX_SAME or (run in self.dead and before.get(run) == entry))
         }
+
+    def known(self) -> list[KnownNode]:
+        """All nodes of the last reply."""
+        found = []
+        for run, node in self.by_run.items():
+            fields = msgspec.structs.asdict(node)
+            alive = run not in self.dead
+            if alive:
+                fields["beat"] = 0
+            found.append(KnownNode(run=run, alive=alive, **fields))
+        return found
 
     def others(self, store: str) -> list[tuple[str, Node]]:
         """The runs with another record store that aren't known to be dead, the longest running one first."""

@@ -11,9 +11,9 @@ import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import uvloop
@@ -26,8 +26,9 @@ from redpoll.control.nodes.leadership import introduce
 from redpoll.control.plane import ControlPlane
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.command_socket import socket_path
+from redpoll.ipc.messages import TO_CONTROL, AdminCreated, AppCreated, DirectoryVersion, Fatal, Start, Stop, ToControl
 from redpoll.store.charts import Charts
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
@@ -49,19 +50,19 @@ class _Inbox:
     because the record store may be away for long."""
 
     def __init__(self) -> None:
-        self._messages: list[Mapping[str, Any]] = []
-        self._receive: Callable[[Mapping[str, Any]], None] | None = None
+        self._messages: list[ToControl] = []
+        self._receive: Callable[[ToControl], None] | None = None
 
-    def __call__(self, message: Mapping[str, Any]) -> None:
+    def __call__(self, message: ToControl) -> None:
         if self._receive is not None:
             self._receive(message)
-        elif message.get("drain"):
+        elif isinstance(message, Stop):
             # The server stops before it has started, and there is nothing to close.
             os._exit(0)
         else:
             self._messages.append(message)
 
-    def pass_to(self, receive: Callable[[Mapping[str, Any]], None]) -> None:
+    def pass_to(self, receive: Callable[[ToControl], None]) -> None:
         self._receive = receive
         for message in self._messages:
             receive(message)
@@ -88,7 +89,7 @@ async def _open_store(url: str) -> Store:
 async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     inbox = _Inbox()
     # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
-    child_pipe.attach(asyncio.get_running_loop(), inbox, lambda: os._exit(1))
+    child_pipe.attach(asyncio.get_running_loop(), TO_CONTROL, inbox, lambda: os._exit(1))
     store = await _open_store(database_url(start.data_dir, start.settings.database_url))
     event_log = await _open_event_log(start)
     charts = await _open_charts(start)
@@ -104,7 +105,8 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         # Redis may have app records of an earlier run. Workers must not admit clients by older ones: after a wrong
         # 4001 a client never reconnects.
         introduction = await introduce(store)
-        child_pipe.send({"directory": records.version, **introduction})
+        child_pipe.send(introduction)
+        child_pipe.send(DirectoryVersion(records.version))
         listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
             start,
@@ -112,7 +114,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             webhooks,
             listener,
             child_pipe.send,
-            shard_key=bytes.fromhex(introduction["shard_key"]),
+            shard_key=bytes.fromhex(introduction.shard_key),
             accounts=accounts,
             event_log=event_log,
             charts=charts,
@@ -128,9 +130,9 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         _warn_of_exposure(start.settings.control_host)
         operators = await commands.serve_commands(context, socket_path(start.data_dir))
         if first_password is not None:
-            child_pipe.send({"created_admin": first_password})
+            child_pipe.send(AdminCreated(first_password))
         if first_app is not None:
-            child_pipe.send({"created_app": commands.app_shape(first_app)})
+            child_pipe.send(AppCreated(commands.app_shape(first_app)))
         await plane.start()
         # These objects live as long as the process. Otherwise each full collection would walk all of SQLAlchemy.
         gc.freeze()
@@ -192,5 +194,5 @@ def main(child_pipe: ChildPipe) -> None:
         uvloop.run(_serve(start, child_pipe))
     except (StoreError, RecordError) as error:
         log.error("control can't start", reason=str(error))
-        child_pipe.send({"fatal": str(error)})
+        child_pipe.send(Fatal(str(error)))
         raise SystemExit(1) from None

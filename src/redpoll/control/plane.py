@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import hiredis
 import structlog
@@ -20,6 +20,7 @@ from redpoll.cluster.history import History
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.reaper import Reaper, Run
 from redpoll.cluster.node_survey import NodeSurvey
+from redpoll.cluster.nodes import KnownNode
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.check import examine
@@ -69,7 +70,27 @@ from redpoll.control.tracing.spans import Spans
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
-from redpoll.ipc.child_pipe import Start
+from redpoll.ipc.messages import (
+    BeginStop,
+    DeafWorkers,
+    DirectoryVersion,
+    Evacuate,
+    Fatal,
+    FromChild,
+    Lead,
+    LivingWorkers,
+    NodesChanged,
+    Ready,
+    Reload,
+    Reloaded,
+    Serve,
+    SettingsChanged,
+    Start,
+    Stop,
+    ToControl,
+    WorkersCutOff,
+    WorkersReady,
+)
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.text import logs
@@ -97,7 +118,7 @@ class ControlPlane:
         records: Records,
         webhooks: Webhooks,
         listener: socket.socket,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Callable[[FromChild], None],
         *,
         shard_key: bytes,
         accounts: Accounts,
@@ -245,7 +266,7 @@ class ControlPlane:
         writer = DirectoryWriter(self.link, self._keys)
         self.janitor = Janitor(self.link, writer, records, self.health, leader=self._leader)
         records.on_change = self.janitor.record_changed
-        records.on_rewound = lambda version: tell({"directory": version})
+        records.on_rewound = lambda version: tell(DirectoryVersion(version))
         self.work = LeaderWork(self.reaper, self.janitor, webhooks, self.outbox, self.tracer, self.spans)
         self.leadership = Leadership(accounts.store, tell, self.work)
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, accounts.store)
@@ -275,44 +296,47 @@ class ControlPlane:
         self.fitness.start()
         self._server = await self.loop.create_server(self.port, sock=self._listener, backlog=_BACKLOG)
         await self.worker_requests.start()
-        self._tell({"ready": True})
+        self._tell(Ready())
 
-    def receive(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: ToControl) -> None:
         """Handle a message from the supervisor."""
-        if "alive" in message:
-            self.publish_gate.alive = message["alive"]
-            self.reaper.set_alive(set(message["alive"]), message["greatest"])
-        if "nodes" in message:
-            self.nodes.take(message)
-            self._take_nodes(message["nodes"])
-        if "lead" in message:
-            self.leadership.set_term(message["lead"])
-        if message.get("workers_ready"):
-            self.health.workers_ready = True
-        if "deaf" in message:
-            self.health.deaf = message["deaf"]
-        if "cut_off" in message:
-            self.health.cut_off = message["cut_off"]
-            self.publish_gate.without_clients = message["without_clients"]
-        if "evacuate" in message:
-            self.health.evacuating = message["evacuate"] is not None
-        if message.get("draining"):
-            self.health.draining = True
-        if message.get("drain"):
-            self.stop()
-        if "settings" in message:
-            self._settings_changed(message["settings"])
-        if "reloaded" in message:
-            for waiting in self._reloads:
-                if not waiting.done():
-                    waiting.set_result(message["reloaded"])
-            self._reloads.clear()
+        match message:
+            case LivingWorkers():
+                self.publish_gate.alive = message.alive
+                self.reaper.set_alive(set(message.alive), message.greatest)
+            case NodesChanged():
+                self.nodes.take(message)
+                self._take_nodes(message.nodes)
+            case Lead():
+                self.leadership.set_term(message.term)
+            case WorkersReady():
+                self.health.workers_ready = True
+            case DeafWorkers():
+                self.health.deaf = message.numbers
+            case WorkersCutOff():
+                self.health.cut_off = message.numbers
+                self.publish_gate.without_clients = message.without_clients
+            case Evacuate() | Serve():
+                self.health.evacuating = isinstance(message, Evacuate)
+            case BeginStop():
+                self.health.draining = True
+            case Stop():
+                self.stop()
+            case SettingsChanged():
+                self._settings_changed(message.changes)
+            case Reloaded():
+                for waiting in self._reloads:
+                    if not waiting.done():
+                        waiting.set_result(message.answer)
+                self._reloads.clear()
+            case _:
+                assert_never(message)
 
     async def reload(self) -> dict[str, Any]:
         """Makes the supervisor read the settings and the certificate again. Returns `Reloaded.answer`."""
         waiting: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         self._reloads.append(waiting)
-        self._tell({"reload": True})
+        self._tell(Reload())
         return await waiting
 
     def _settings_changed(self, changes: dict[str, Any]) -> None:
@@ -324,11 +348,11 @@ class ControlPlane:
             self.auth_failures = _auth_failures(settings)
         self.front.settings_changed(HostNames.of(settings), self.auth_failures, settings.path_prefix)
 
-    def _take_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+    def _take_nodes(self, nodes: Sequence[KnownNode]) -> None:
         others = {
-            node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"], node.get("beat", 0))
+            node.run: Run(node.alive, frozenset(node.workers), node.greatest, node.beat)
             for node in nodes
-            if node["run"] != self._run
+            if node.run != self._run
         }
         self._workers_elsewhere = sum(len(node.workers) for node in others.values() if node.alive)
         self.publish_gate.take_nodes(nodes)
@@ -336,7 +360,7 @@ class ControlPlane:
         if self.rate is not None:
             self.rate.share(any(node.alive for node in others.values()))
         self.node_survey.set_others(
-            {node["run"]: node["name"] for node in nodes if node["run"] in others and node["alive"] and node["control"]}
+            {node.run: node.name for node in nodes if node.run in others and node.alive and node.control}
         )
 
     def _leader(self) -> str | None:
@@ -402,7 +426,7 @@ class ControlPlane:
         for fault in faults:
             log.error("redis not usable", what=fault)
         if faults:
-            self._tell({"fatal": "; ".join(faults)})
+            self._tell(Fatal("; ".join(faults)))
 
     def _push_received(self, topic: bytes, payload: bytes) -> None:
         self.node_survey.received(topic, payload)

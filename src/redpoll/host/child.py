@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
 
 import structlog
 
 from redpoll.config.setting_table import VARIABLES
 from redpoll.ipc.child_pipe import ChildPipe, arm_child
+from redpoll.ipc.messages import ToControl, ToWorker
 
 __all__ = ["Child"]
 
@@ -88,7 +88,7 @@ class Child:
         self._was_pinged = False
         self.ended.clear()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: ToWorker | ToControl) -> None:
         """Sends a message to the process; does nothing when there is none."""
         if self.child_pipe is not None:
             self.child_pipe.send(message)

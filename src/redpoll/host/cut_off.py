@@ -19,6 +19,7 @@ import structlog
 
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.host.child import Child
+from redpoll.ipc.messages import EndService, ReturnToService, TellReach
 
 __all__ = ["CutOffWorkers", "Service"]
 
@@ -111,10 +112,10 @@ class CutOffWorkers:
         """What was known was about this process. The next one is in service, and says at its start that it is down."""
         self._workers = [_Worker(child) if worker.child is child else worker for worker in self._workers]
 
-    def said(self, child: Child, reach: str) -> None:
+    def said(self, child: Child, reach: Reach) -> None:
         """A worker says how far it has come with Redis."""
         worker = self._of(child)
-        worker.reach = Reach(reach)
+        worker.reach = reach
         worker.has_spoken = True
         worker.silent = 0
         if worker.reach is Reach.SUBSCRIBED:
@@ -139,7 +140,7 @@ class CutOffWorkers:
             self._connects = self._heartbeat.connects
             for worker in self._workers:
                 worker.reach = None
-                worker.child.send({"reach": True})
+                worker.child.send(TellReach())
         for worker in self._workers:
             if not worker.child.ended.is_set():
                 self._look(worker)
@@ -164,7 +165,7 @@ class CutOffWorkers:
             worker.returning += 1
             if worker.returning == _RETURN_TICKS:
                 worker.forget()
-                worker.child.send({"aside": False})
+                worker.child.send(ReturnToService())
                 self._change(worker, Service.SERVING)
 
     def _count(self, worker: _Worker) -> None:
@@ -174,7 +175,7 @@ class CutOffWorkers:
         max_connecting = _MAX_CONNECTING if others else _MAX_CONNECTING_ALONE
         if worker.down >= _MAX_DOWN or worker.connecting >= max_connecting:
             worker.leaving = 0
-            worker.child.send({"aside": True})
+            worker.child.send(EndService())
             self._change(worker, Service.LEAVING)
 
     def _kill(self, worker: _Worker, why: str) -> None:

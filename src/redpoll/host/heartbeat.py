@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import hiredis
-import msgspec
 import structlog
 
 from redpoll.cluster.nodes import Node, Nodes, entries_of, lead_call
@@ -22,6 +21,7 @@ from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.redis.scripts import LEAD, REFUSED
+from redpoll.ipc.messages import NodesChanged
 
 __all__ = ["Heartbeat", "Listener"]
 
@@ -49,12 +49,8 @@ class Listener(Protocol):
     def refused(self, sentence: str) -> None:
         """The node may not use these keys. Called at every heartbeat until it may."""
 
-    def nodes_changed(self, message: dict[str, Any]) -> None:
-        """Called when a node came, died, or says something else about itself, and when another one leads.
-
-        `nodes` is a list of the fields of `Node` with `run` and `alive`, and `beat` only of dead nodes; `leader` is a
-        run or None.
-        """
+    def nodes_changed(self, message: NodesChanged) -> None:
+        """Called when a node came, died, or says something else about itself, and when another one leads."""
 
     def term_changed(self, term: int | None) -> None:
         """This node leads with this term, or doesn't lead (None)."""
@@ -91,7 +87,8 @@ class Heartbeat:
         self._stored_term = 0
         self._beat = 0
         self._joined = False
-        self._message: dict[str, Any] = {}
+        # What `nodes_changed` said last.
+        self.message: NodesChanged | None = None
         self._namesakes: set[str] = set()
         self._wake = asyncio.Event()
         # Something changed since the last heartbeat that the other nodes should learn at once.
@@ -103,11 +100,6 @@ class Heartbeat:
         self._link.on_up = self._connected
         self._link.on_push = self._news_received
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The last message of `nodes_changed`; empty before the first one."""
-        return self._message
 
     @property
     def answered_s_ago(self) -> float:
@@ -242,17 +234,9 @@ class Heartbeat:
     def _report(self, name: str) -> None:
         nodes = self._nodes
         leader = nodes.leader
-        described = [
-            {"run": run, "alive": run not in nodes.dead, **msgspec.to_builtins(node)}
-            for run, node in nodes.by_run.items()
-        ]
-        for fields in described:
-            # That of a dead node stays the same.
-            if fields["alive"]:
-                del fields["beat"]
-        message = {"nodes": described, "leader": leader.run if leader.run in nodes.by_run else None}
-        if message != self._message:
-            self._message = message
+        message = NodesChanged(nodes.known(), leader.run if leader.run in nodes.by_run else None)
+        if message != self.message:
+            self.message = message
             self._listener.nodes_changed(message)
         self._lead(leader.term if leader.run == self._run else None)
         namesakes = set(nodes.namesakes(name))

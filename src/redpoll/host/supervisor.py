@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from redpoll import __version__
-from redpoll.cluster.nodes import Fitness, Node
+from redpoll.cluster.nodes import Node
 from redpoll.config import certificate
 from redpoll.config.config import Settings
 from redpoll.config.reloading import PAIR_NAME, install_pair, reload
@@ -37,7 +37,38 @@ from redpoll.host.fitness import ControlFitness
 from redpoll.host.heartbeat import Heartbeat
 from redpoll.host.system import StartError, has_terminal, listen, notify_systemd, notify_watchdog, raise_file_limit
 from redpoll.host.welcome import FIRST_LOGIN_NAME, first_login, how_to_use, url_host, where_to_see
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import (
+    FROM_CHILD,
+    AdminCreated,
+    AppCreated,
+    BeginStop,
+    CertificateChanged,
+    ClientsLeft,
+    Deaf,
+    DeafWorkers,
+    DirectoryVersion,
+    Evacuate,
+    Fatal,
+    FitnessReport,
+    FromChild,
+    Lead,
+    ListenersClosed,
+    LivingWorkers,
+    NodesChanged,
+    ReachChanged,
+    Ready,
+    RecordStore,
+    Reload,
+    Reloaded,
+    Serve,
+    SettingsChanged,
+    ShardKey,
+    Start,
+    Stop,
+    WorkersCutOff,
+    WorkersReady,
+)
 from redpoll.text import logs
 
 __all__ = ["StartError", "Supervisor", "child_command", "serve"]
@@ -245,14 +276,14 @@ class Supervisor:
     def _start_control(self) -> None:
         self._start_child(self._control, "control", 0, 0)
         self._send_alive()
-        if self._heartbeat.message:
+        if self._heartbeat.message is not None:
             self._control.send(self._heartbeat.message)
-        self._control.send({"lead": self._heartbeat.term})
+        self._control.send(Lead(self._heartbeat.term))
         self._send_drain(self._control)
         if self._announced:
-            self._control.send({"workers_ready": True})
+            self._control.send(WorkersReady())
         if self._deaf:
-            self._control.send({"deaf": sorted(self._deaf)})
+            self._control.send(DeafWorkers(sorted(self._deaf)))
         self._heartbeat.beat_now()
 
     def _start_worker(self, child: Child, number: int) -> None:
@@ -263,14 +294,14 @@ class Supervisor:
         self._send_alive()
         self._start_child(child, "worker", number, self._k)
         if self._shard_key is not None:
-            child.send({"shard_key": self._shard_key})
+            child.send(ShardKey(self._shard_key))
         if self._joined and self._directory_version is not None:
-            child.send({"directory": self._directory_version})
+            child.send(DirectoryVersion(self._directory_version))
         self._send_drain(child)
 
     def _send_drain(self, child: Child) -> None:
         if self._heartbeat.drain_within_s is not None:
-            child.send({"evacuate": self._heartbeat.drain_within_s, **self._pace()})
+            child.send(Evacuate(self._heartbeat.drain_within_s, self._max_per_s()))
 
     def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, k: int) -> None:
         assert child.listening is not None
@@ -281,7 +312,7 @@ class Supervisor:
         child.child_pipe = ChildPipe(ours.detach())
         # SIGCHLD reports the end of a child, so end of file needs no handling.
         child.child_pipe.attach(
-            asyncio.get_running_loop(), lambda message: self._received(child, message), lambda: None
+            asyncio.get_running_loop(), FROM_CHILD, lambda message: self._received(child, message), lambda: None
         )
         child.child_pipe.send(
             Start(
@@ -299,8 +330,8 @@ class Supervisor:
         )
 
     def _send_alive(self) -> None:
-        self._control.send({"alive": sorted(self._alive), "greatest": self._k})
-        self._control.send({"cut_off": self._cut_off.numbers, "without_clients": self._cut_off.without_clients})
+        self._control.send(LivingWorkers(sorted(self._alive), self._k))
+        self._control.send(WorkersCutOff(self._cut_off.numbers, self._cut_off.without_clients))
         self._heartbeat.beat_now()
 
     # -- the other nodes
@@ -334,31 +365,32 @@ class Supervisor:
         else:
             self._fail(sentence)
 
-    def nodes_changed(self, message: dict[str, Any]) -> None:
+    def nodes_changed(self, message: NodesChanged) -> None:
         """Control lists the nodes, and reaps the workers of dead ones."""
         self._control.send(message)
 
     def term_changed(self, term: int | None) -> None:
         """Control does the work of the leader while `term` isn't None."""
-        self._control.send({"lead": term})
+        self._control.send(Lead(term))
 
     def drain_changed(self, within_s: float | None) -> None:
         """Workers close their connections and admit no more, or admit clients again (None)."""
-        pace = self._pace()
+        message = Serve() if within_s is None else Evacuate(within_s, self._max_per_s())
         for child in (self._control, *self._workers):
-            child.send({"evacuate": within_s, **pace})
+            child.send(message)
         self._heartbeat.beat_now()
 
-    def _pace(self) -> dict[str, float]:
-        """`max_per_s`, the connections that each worker may close per second, so that the other nodes can accept their
-        clients. Nothing without other nodes."""
+    def _max_per_s(self) -> float | None:
+        """The connections that each worker may close per second, so that the other nodes can accept their clients. None
+        without other nodes."""
+        known = self._heartbeat.message
         others = [
             node
-            for node in self._heartbeat.message.get("nodes", ())
-            if node["run"] != self._run and node["alive"] and not node["draining"]
+            for node in (known.nodes if known is not None else ())
+            if node.run != self._run and node.alive and not node.draining
         ]
-        accepted_per_s = sum(node["accepts_per_s"] for node in others)
-        return {"max_per_s": accepted_per_s / max(1, len(self._alive))} if accepted_per_s else {}
+        accepted_per_s = sum(node.accepts_per_s for node in others)
+        return accepted_per_s / max(1, len(self._alive)) if accepted_per_s else None
 
     def _send_directory_version(self) -> None:
         # Workers admit no clients until Redis has this version: older records may lack a change that a command made
@@ -366,58 +398,62 @@ class Supervisor:
         # that of other servers.
         if self._joined and self._directory_version is not None:
             for worker in self._workers:
-                worker.send({"directory": self._directory_version})
+                worker.send(DirectoryVersion(self._directory_version))
 
     def _take_shard_key(self, key: str) -> None:
         """Workers connect to Redis when they know in which shards the record store's channels are."""
         if self._shard_key is None:
             self._shard_key = key
             for worker in self._workers:
-                worker.send({"shard_key": key})
+                worker.send(ShardKey(key))
         elif key != self._shard_key:
             # Control restarted, and its database is another one. Its channels would be elsewhere than the workers'.
             self._fail("the record store was replaced by another one while the server ran: start the server again")
 
     # -- messages from children
 
-    def _received(self, child: Child, message: dict[str, Any]) -> None:
-        if message.get("ready"):
-            child.ready = True
-            self._announce()
-        if message.get("listening") is False:
-            child.stopped_listening.set()
-        if "deaf" in message:
-            self._set_deaf(child, message["deaf"])
-        if "reach" in message:
-            self._cut_off.said(child, message["reach"])
-        if "aside" in message:
-            self._cut_off.left(child, message["aside"])
-        if "shard_key" in message:
-            self._take_shard_key(message["shard_key"])
-        if "directory" in message:
-            self._directory_version = message["directory"]
-            self._send_directory_version()
-        if "fitness" in message and self._fitness.take(Fitness(message["fitness"])):
-            self._heartbeat.beat_now()
-        if "store" in message:
-            self._heartbeat.know_store(message["store"], message["term"])
-        if "created_app" in message:
-            self._created_app = message["created_app"]
-        if "created_admin" in message:
-            self._created_admin = message["created_admin"]
-            self._write_first_login(message["created_admin"])
-        if message.get("reload"):
-            child.send({"reloaded": self._reload()})
-        if "fatal" in message and not self._announced:
-            # The child can't start, and a restart would fail in the same way.
-            self._fail(message["fatal"])
+    def _received(self, child: Child, message: FromChild) -> None:
+        match message:
+            case Ready():
+                child.ready = True
+                self._announce()
+            case ListenersClosed():
+                child.stopped_listening.set()
+            case Deaf():
+                self._set_deaf(child, message.deaf)
+            case ReachChanged():
+                self._cut_off.said(child, message.reach)
+            case ClientsLeft():
+                self._cut_off.left(child, message.all)
+            case RecordStore():
+                self._take_shard_key(message.shard_key)
+                self._heartbeat.know_store(message.store, message.term)
+            case DirectoryVersion():
+                self._directory_version = message.version
+                self._send_directory_version()
+            case FitnessReport():
+                if self._fitness.take(message.fitness):
+                    self._heartbeat.beat_now()
+            case AppCreated():
+                self._created_app = message.app
+            case AdminCreated():
+                self._created_admin = message.password
+                self._write_first_login(message.password)
+            case Reload():
+                self._control.send(Reloaded(self._reload()))
+            case Fatal():
+                if not self._announced:
+                    # The child can't start, and a restart would fail in the same way.
+                    self._fail(message.reason)
+            case _:
+                assert_never(message)
 
     def _set_deaf(self, child: Child, deaf: bool) -> None:
         """A worker gets no messages from Redis, gets them again, or ended. /readyz shows it."""
         number = self._workers.index(child)
         if deaf != (number in self._deaf):
             self._deaf ^= {number}
-            self._control.send({"deaf": sorted(self._deaf)})
+            self._control.send(DeafWorkers(sorted(self._deaf)))
 
     def _write_first_login(self, password: str) -> None:
         """Writes the password at once: it can't be recovered if the start fails."""
@@ -434,7 +470,7 @@ class Supervisor:
         if self._announced or not all(child.ready for child in (self._control, *self._workers)):
             return
         self._announced = True
-        self._control.send({"workers_ready": True})
+        self._control.send(WorkersReady())
         first = self._workers[0]
         public, control = _port(first.listening), _port(self._control.listening)
         tls = _port(first.tls) if first.tls is not None else None
@@ -537,7 +573,7 @@ class Supervisor:
             self._apply(sent)
         if outcome.certificate:
             for child in self._workers:
-                child.send({"reload": True})
+                child.send(CertificateChanged())
         outcome.log()
         return outcome.answer()
 
@@ -547,7 +583,7 @@ class Supervisor:
         if "log_level" in changes:
             logs.configure(self._settings, "supervisor")
         for child in (self._control, *self._workers):
-            child.send({"settings": changes})
+            child.send(SettingsChanged(changes))
 
     # -- stopping
 
@@ -565,18 +601,18 @@ class Supervisor:
         notify_systemd("STOPPING=1")
         self._heartbeat.beat_now()
         self._cut_off.stop()
-        self._control.send({"draining": True})
+        self._control.send(BeginStop())
         for child in self._workers:
-            child.send({"stop_listening": True})
+            child.send(BeginStop())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wait_stopped_listening(), _STOP_LISTENING_WITHIN_S)
-        pace = self._pace()
+        stop = Stop(self._max_per_s())
         for child in self._workers:
             # These are the last copies; once they are closed the kernel refuses new connections.
             child.close_listeners()
-            child.send({"drain": True, **pace})
+            child.send(stop)
         await asyncio.gather(*(child.wait_ended(grace_s + _SIGN_OFF_WITHIN_S) for child in self._workers))
-        self._control.send({"drain": True})
+        self._control.send(Stop())
         await self._control.wait_ended(_CONTROL_ENDS_WITHIN_S)
         await self._heartbeat.leave()
         self._redis.signal(signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""The connection between the supervisor and one child: a socket pair that carries lines of JSON.
+"""The connection between the supervisor and one child: a socket pair that carries messages (messages.py).
 
 When one process dies, however it dies, the other reads end of file. So no child outlives its supervisor, and no pid
-file is needed. This module carries messages; supervisor.py, worker/main.py and control/main.py give them their meaning.
+file is needed.
 """
 
 import asyncio
@@ -10,44 +10,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
 
-import msgspec
+from redpoll.ipc.messages import Inbox, M, Message, Ping, Pong, Start, decode_start, encode
 
-from redpoll.config.settings import Settings
-
-__all__ = ["ChildPipe", "ChildPipeClosed", "Start", "arm_child"]
+__all__ = ["ChildPipe", "ChildPipeClosed", "arm_child"]
 
 _READ_BYTES = 65_536
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a child: everything it needs to start. (To reach Redis, a worker also needs the record
-    store's shard key, which the supervisor learns from control.)
-
-    `run` identifies this start of the supervisor: 12 hex digits. `number` is the worker's position, 0 to N - 1, which
-    its successors share. `k` counts the worker processes of the run from 1 and never repeats (cluster/README.md "Worker
-    names and fencing"). Both are 0 for the control plane.
-
-    `listen_fd` is the inherited listening socket, of the public port for a worker and of the control port for control.
-    `tls_fd` is a worker's second one, for the TLS port if there is one; `settings.tls_cert` and `settings.tls_key` then
-    both name one PEM file that the supervisor has checked and written (certificate.py). The ports in `settings` are the
-    ones that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never
-    empty and names the TLS files, too (redis_url.py).
-    """
-
-    role: Literal["worker", "control"]
-    number: int
-    run: str
-    k: int
-    redis_url: str
-    listen_fd: int
-    requests_path: str
-    data_dir: str
-    settings: Settings
-    tls_fd: int | None = None
 
 
 class ChildPipeClosed(Exception):
@@ -69,7 +39,7 @@ class ChildPipe:
         self._received = bytearray()
         self._unsent = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[dict[str, Any]], None] | None = None
+        self._take: Callable[[bytes], None] | None = None
         self._on_eof: Callable[[], None] | None = None
 
     def fileno(self) -> int:
@@ -84,31 +54,46 @@ class ChildPipe:
             self._received += data
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)
-        return msgspec.json.decode(line, type=Start)
+        return decode_start(line)
 
     def attach(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_message: Callable[[dict[str, Any]], None],
+        inbox: Inbox[M],
+        on_message: Callable[[M], None],
         on_eof: Callable[[], None],
     ) -> None:
-        """Calls `on_message` with every further message, and `on_eof` once when the other end is closed."""
+        """Calls `on_message` with every further message of this inbox, and `on_eof` once when the other end is
+        closed."""
+
+        def take(line: bytes) -> None:
+            match inbox.decode(line):
+                case None:
+                    pass
+                case Ping():
+                    self.pings += 1
+                    self.send(Pong())
+                case Pong():
+                    self.pong_due = False
+                case message:
+                    on_message(message)
+
         self._socket.setblocking(False)
-        self._loop, self._on_message, self._on_eof = loop, on_message, on_eof
+        self._loop, self._take, self._on_eof = loop, take, on_eof
         loop.add_reader(self._socket, self._readable)
         # Messages that arrived together with the first one must not wait for the next read.
         loop.call_soon(self._deliver)
 
-    def send(self, message: dict[str, Any] | Start) -> None:
+    def send(self, message: Message) -> None:
         """Sends one message. Never blocks once attached. Never fails: a dead peer shows as end of file."""
-        self._unsent += msgspec.json.encode(message) + b"\n"
+        self._unsent += encode(message)
         self._flush()
 
     def ping(self) -> None:
         """Asks the other end for an answer, unless one is due already."""
         if not self.pong_due:
             self.pong_due = True
-            self.send({"ping": True})
+            self.send(Ping())
 
     def close(self) -> None:
         """Closes this end; the other end reads end of file. May be called twice."""
@@ -140,18 +125,11 @@ class ChildPipe:
             self._on_eof()
 
     def _deliver(self) -> None:
-        assert self._on_message is not None
+        assert self._take is not None
         while (end := self._received.find(b"\n")) >= 0:
             line = bytes(self._received[:end])
             del self._received[: end + 1]
-            message = msgspec.json.decode(line)
-            if "ping" in message:
-                self.pings += 1
-                self.send({"pong": True})
-            elif "pong" in message:
-                self.pong_due = False
-            else:
-                self._on_message(message)
+            self._take(line)
 
     def _flush(self) -> None:
         if self._socket.fileno() < 0:

@@ -17,6 +17,7 @@ import structlog
 
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.membership.registry import Registry
+from redpoll.ipc.messages import ClientsLeft, FromChild
 from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 from redpoll.worker.hub.hub import Hub
@@ -46,7 +47,7 @@ class Aside:
         hub: Hub,
         registry: Registry,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        tell: Callable[[dict[str, Any]], None],
+        tell: Callable[[FromChild], None],
         pings: Callable[[], int],
     ) -> None:
         self.on = False
@@ -80,13 +81,13 @@ class Aside:
             self.set(True)
 
     def set(self, on: bool) -> None:
-        """The supervisor takes this worker out of service (True) or back. `{"aside": True}` follows when no client is
-        left, or `{"aside": False}` if this worker has reached Redis meanwhile and stays in service."""
+        """The supervisor takes this worker out of service (True) or back. `ClientsLeft` follows when no client is left,
+        or if this worker has reached Redis meanwhile and stays in service."""
         if not on:
             self.on = False
             return
         if self._registry.reach is Reach.SUBSCRIBED:
-            self._tell({"aside": False})
+            self._tell(ClientsLeft(all=False))
             return
         self.on = True
         log.error("clients closed, this worker does not reach redis", connections=len(self._hub.everyone))
@@ -97,4 +98,4 @@ class Aside:
         self._drain.begin(_MESSAGE, _WITHIN_S)
         while len(self._hub.everyone):
             await asyncio.sleep(_LOOK_EVERY_S)
-        self._tell({"aside": True})
+        self._tell(ClientsLeft(all=True))

@@ -12,7 +12,7 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 import structlog
@@ -30,7 +30,27 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Survey
 from redpoll.cluster.traces import TraceWriter
-from redpoll.ipc.child_pipe import ChildPipe, Start
+from redpoll.ipc.child_pipe import ChildPipe
+from redpoll.ipc.messages import (
+    TO_WORKER,
+    BeginStop,
+    CertificateChanged,
+    Deaf,
+    DirectoryVersion,
+    EndService,
+    Evacuate,
+    ListenersClosed,
+    ReachChanged,
+    Ready,
+    ReturnToService,
+    Serve,
+    SettingsChanged,
+    ShardKey,
+    Start,
+    Stop,
+    TellReach,
+    ToWorker,
+)
 from redpoll.loop.slices import walk
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
@@ -125,8 +145,8 @@ class Worker:
             when_sent=self._when_sent,
         )
         # /readyz says which worker it is.
-        self.registry.on_deaf = lambda broken: child_pipe.send({"deaf": broken})
-        self.registry.on_reach = lambda reach: child_pipe.send({"reach": reach.value})
+        self.registry.on_deaf = lambda broken: child_pipe.send(Deaf(broken))
+        self.registry.on_reach = lambda reach: child_pipe.send(ReachChanged(reach))
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
@@ -155,9 +175,9 @@ class Worker:
         """Serve until drained."""
         self.loop.set_exception_handler(self._loop_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
-        self.child_pipe.attach(self.loop, self._supervisor_message, _supervisor_died)
+        self.child_pipe.attach(self.loop, TO_WORKER, self._supervisor_message, _supervisor_died)
         # Said also if it never changes: publishes wait for this worker until it is subscribed, or out of service.
-        self.child_pipe.send({"reach": self.registry.reach.value})
+        self.child_pipe.send(ReachChanged(self.registry.reach))
         # Before Redis is there: /healthz works and upgrades get 503 instead of a refused connection.
         await self.listeners.open()
         self.janitor.start()
@@ -176,7 +196,7 @@ class Worker:
         self._write_stats()
         self.collector.start()
         self.ready.set()
-        self.child_pipe.send({"ready": True})
+        self.child_pipe.send(Ready())
         log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
 
     # -- draining ------------------------------------------------------------------------------------------
@@ -185,7 +205,7 @@ class Worker:
         """Close the port, before any connection is closed (worker/timers/README.md "Draining")."""
         self._stopped_listening = self.gate.draining = True
         if self.listeners.close():
-            self.child_pipe.send({"listening": False})
+            self.child_pipe.send(ListenersClosed())
 
     def drain(self, max_per_s: float | None = None) -> None:
         """Close all connections with 4200, remove this worker from Redis, and end. `max_per_s` as in Drain."""
@@ -230,27 +250,34 @@ class Worker:
 
     # -- what others say -----------------------------------------------------------------------------------
 
-    def _supervisor_message(self, message: dict[str, Any]) -> None:
-        if "stop_listening" in message:
-            self.stop_listening()
-        if "shard_key" in message:
-            self._keys.shards.use(bytes.fromhex(message["shard_key"]))
-            self._has_shard_key.set()
-        if "directory" in message:
-            # The store's version. Stale app records, left in Redis by an earlier run, must not admit clients.
-            self.directory.require(message["directory"])
-        if "settings" in message:
-            self._settings_changed(message["settings"])
-        if "reload" in message:
-            self.listeners.reload()
-        if "evacuate" in message:
-            self.evacuate(message["evacuate"], message.get("max_per_s"))
-        if "reach" in message:
-            self.child_pipe.send({"reach": self.registry.reach.value})
-        if "aside" in message:
-            self.aside.set(message["aside"])
-        if "drain" in message:
-            self.drain(message.get("max_per_s"))
+    def _supervisor_message(self, message: ToWorker) -> None:
+        match message:
+            case BeginStop():
+                self.stop_listening()
+            case ShardKey():
+                self._keys.shards.use(bytes.fromhex(message.key))
+                self._has_shard_key.set()
+            case DirectoryVersion():
+                # Stale app records, left in Redis by an earlier run, must not admit clients.
+                self.directory.require(message.version)
+            case SettingsChanged():
+                self._settings_changed(message.changes)
+            case CertificateChanged():
+                self.listeners.reload()
+            case Evacuate():
+                self.evacuate(message.within_s, message.max_per_s)
+            case Serve():
+                self.evacuate(None)
+            case TellReach():
+                self.child_pipe.send(ReachChanged(self.registry.reach))
+            case EndService():
+                self.aside.set(True)
+            case ReturnToService():
+                self.aside.set(False)
+            case Stop():
+                self.drain(message.max_per_s)
+            case _:
+                assert_never(message)
 
     def _settings_changed(self, changes: dict[str, Any]) -> None:
         """`redpoll reload` changed these settings (Setting.is_live)."""

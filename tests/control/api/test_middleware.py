@@ -11,6 +11,7 @@ from redpoll.cluster.redis.scripts import RATE
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.control.accounts import login_throttle
 from redpoll.control.http.ratelimit import RateLimit
+from redpoll.ipc.messages import NodesChanged
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -618,7 +619,7 @@ async def test_the_rate_limit_is_shared_while_several_nodes_are_alive(make_plane
     other = RateLimit(4, SharedRate(one.plane.link, Keys()))
     other.share(is_shared=True)
     nodes = [node("0123456789ab", "here"), node("b" * 12, "there")]
-    one.plane.receive({"nodes": nodes, "leader": "0123456789ab"})
+    one.plane.receive(NodesChanged(nodes, "0123456789ab"))
     statuses = []
     for _ in range(2):
         reply = await one.trigger()
@@ -631,14 +632,14 @@ async def test_the_rate_limit_is_shared_while_several_nodes_are_alive(make_plane
     assert 0 < int(reply.headers["retry-after"]) <= 60
     assert (await other.take_shared("127.0.0.1")).passed
     # The other node ends, and this one counts by itself again.
-    one.plane.receive({"nodes": nodes[:1], "leader": "0123456789ab"})
+    one.plane.receive(NodesChanged(nodes[:1], "0123456789ab"))
     assert (await one.trigger()).headers["x-ratelimit-remaining"] == "3"
 
 
 async def test_a_node_takes_a_hundredth_of_the_limit_at_a_time(make_plane, redis, node):
     plane = await make_plane(redis.url, trigger_rate_per_minute=1_000)
     nodes = [node("0123456789ab", "here"), node("b" * 12, "there")]
-    plane.plane.receive({"nodes": nodes, "leader": "0123456789ab"})
+    plane.plane.receive(NodesChanged(nodes, "0123456789ab"))
     scripts = []
     execute = plane.plane.link.execute
 

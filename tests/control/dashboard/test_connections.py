@@ -7,6 +7,7 @@ import pytest
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
+from redpoll.ipc.messages import LivingWorkers
 
 W = "0123456789ab.1.1"
 
@@ -31,7 +32,7 @@ async def worker(redis, plane):
     link.start()
     await link.wait_up()
     await link.ask(b"HSET", keys.beat, W, 1)
-    plane.plane.receive({"alive": [1], "greatest": 1})
+    plane.plane.receive(LivingWorkers([1], 1))
     link.subscribe((keys.sys,), lambda _: None)
     await link.ask(b"PING")
     yield made
@@ -73,6 +74,6 @@ async def test_worker_that_does_not_answer_is_reported(browser, redis, plane, mo
     part._survey._answer_s = 0.05
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, W, 1)
-    plane.plane.receive({"alive": [1], "greatest": 1})
+    plane.plane.receive(LivingWorkers([1], 1))
     page = (await browser.get("/dashboard/apps/3/connections")).body.decode()
     assert "Not all workers answered" in page

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from redpoll.cluster.nodes import Fitness
 from redpoll.control.nodes.fitness import FitnessReports
+from redpoll.ipc.messages import FitnessReport
 from redpoll.store.leadership import stored_term
 from redpoll.store.store import Store
 
@@ -29,8 +30,8 @@ async def reports(store):
     await made.finish()
 
 
-def last(told: list[dict]) -> int | None:
-    return told[-1]["fitness"] if told else None
+def last(told: list[FitnessReport]) -> int | None:
+    return told[-1].fitness if told else None
 
 
 async def test_report_says_what_answers(reports, store, postgres_server, wait_until):
@@ -70,7 +71,7 @@ async def test_store_that_has_become_a_standby_cannot_do_the_leaders_work(own_po
     """It answers reads, as a primary does that a fail-over has demoted."""
     database = await asyncio.to_thread(own_postgres.create_database)
     store = await Store.open(own_postgres.url(database))
-    told: list[dict] = []
+    told: list[FitnessReport] = []
     made = FitnessReports(told.append, lambda: True, store, **TIMES)
     await asyncio.to_thread(own_postgres.kill)
     own_postgres.make_standby()
@@ -91,10 +92,10 @@ async def test_store_that_has_become_a_standby_cannot_do_the_leaders_work(own_po
 
 async def test_store_of_this_server_alone_is_not_asked(tmp_path, wait_until):
     store = await Store.open(f"sqlite:{tmp_path / 'records'}")
-    told: list[dict] = []
+    told: list[FitnessReport] = []
     made = FitnessReports(told.append, lambda: True, store, **TIMES)
     made.start()
     await store.close()
     await wait_until(lambda: len(told) > 2)
-    assert {report["fitness"] for report in told} == {Fitness.FIT}
+    assert {report.fitness for report in told} == {Fitness.FIT}
     await made.finish()

@@ -118,7 +118,7 @@ async def test_leader_that_was_paused_and_replaced_cannot_write_and_stops(make, 
     # If Redis still names it as the leader, the supervisor asks for a greater term.
     await wait_until(lambda: one.told)
     assert one.told == [await introduce(store)]
-    assert one.told[0]["term"] == 2
+    assert one.told[0].term == 2
     async with two.store.change():
         pass
 
@@ -130,7 +130,7 @@ async def test_two_nodes_never_lead_with_the_same_term(make, lead, store, wait_u
     two.leadership.set_term(7)
     await wait_until(lambda: two.told)
     assert two.leadership.term is None
-    assert two.told[0]["term"] == 8
+    assert two.told[0].term == 8
     async with one.store.change():
         pass
     two.leadership.set_term(9)
@@ -154,7 +154,7 @@ async def test_leader_whose_term_the_record_store_lost_gets_a_greater_one(make, 
         async with one.store.change():
             pass
     await wait_until(lambda: one.told)
-    assert one.told[0]["term"] == 8
+    assert one.told[0].term == 8
 
 
 async def test_term_refused_while_an_older_one_is_refused_leads_to_a_greater_one(
@@ -179,7 +179,7 @@ async def test_term_refused_while_an_older_one_is_refused_leads_to_a_greater_one
             pass
     transaction_ended.set()
     await wait_until(lambda: one.told)
-    assert one.told[0]["term"] == 7
+    assert one.told[0].term == 7
     await lead(one, 7)
 
 

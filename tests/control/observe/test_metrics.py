@@ -10,6 +10,7 @@ from redpoll.cluster.stats import Stats
 from redpoll.control.http.router import Route, Routes
 from redpoll.control.observe.metrics import FAMILIES, Metrics, catalog
 from redpoll.control.tracing.latency import PublishLatency
+from redpoll.ipc.messages import LivingWorkers
 
 
 async def handler(call):
@@ -109,7 +110,7 @@ async def test_metrics_over_http_include_workers_and_the_control_plane(plane):
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, "0123456789ab.1.1", 1)
     Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7})
-    plane.plane.receive({"alive": [1], "greatest": 1})
+    plane.plane.receive(LivingWorkers([1], 1))
     await plane.trigger()
     reply = await plane.ask("GET", "/metrics")
     assert reply.status == 200
@@ -126,7 +127,7 @@ async def test_metrics_read_no_counters_of_other_nodes(plane):
     for run in ("0123456789ab", "ba9876543210"):
         await link.ask(b"HSET", keys.beat, f"{run}.1.0", 1)
         Stats(link, keys).write(f"{run}.1.0", {"connections": 7})
-    plane.plane.receive({"alive": [1], "greatest": 1})
+    plane.plane.receive(LivingWorkers([1], 1))
     read, ask, me = [], link.ask, asyncio.current_task()
 
     def noted(*command):

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.nodes import Node
+from redpoll.cluster.nodes import KnownNode, Node
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.control.publish import publish_gate
@@ -66,15 +66,13 @@ class World:
 
     def know(self, run: str = OTHER, *, last_beat: int | None = None, workers=(1,), without_clients=()) -> None:
         """What the supervisor says of another node. `last_beat`: it is dead since this heartbeat."""
-        other = {"run": run, "name": "b", "alive": last_beat is None, "workers": workers}
-        if last_beat is not None:
-            other["beat"] = last_beat
-        self.gate.take_nodes(
-            [
-                {"run": OWN, "name": "a", "alive": True, "workers": [1], "without_clients": []},
-                other | {"without_clients": without_clients},
-            ]
+        about = {"version": "1", "store": "s", "started": 0.0, "greatest": 9, "control": True, "draining": False}
+        own = KnownNode(run=OWN, name="a", alive=True, workers=[1], beat=0, **about)
+        alive, beat = last_beat is None, last_beat or 0
+        other = KnownNode(
+            run=run, name="b", alive=alive, workers=workers, beat=beat, without_clients=without_clients, **about
         )
+        self.gate.take_nodes([own, other])
 
     async def subscribe(self, *names: str) -> None:
         link = await self._connect()

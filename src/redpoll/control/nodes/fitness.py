@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.nodes import Fitness
+from redpoll.ipc.messages import FitnessReport, FromChild
 from redpoll.store.leadership import is_standby, stored_term
 from redpoll.store.store import Store
 
@@ -35,7 +36,7 @@ class FitnessReports:
 
     def __init__(
         self,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Callable[[FromChild], None],
         redis_answers: Callable[[], bool],
         store: Store,
         *,
@@ -77,7 +78,7 @@ class FitnessReports:
 
     def report(self) -> None:
         """Reports at once, because something has changed."""
-        self._tell({"fitness": self.fitness()})
+        self._tell(FitnessReport(self.fitness()))
 
     def _report_repeatedly(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._report_repeatedly)

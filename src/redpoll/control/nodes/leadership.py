@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll.ipc.messages import FromChild, RecordStore
 from redpoll.store.leadership import NotLeader, check_term, raise_term, store_id, stored_term
 from redpoll.store.shard_key import shard_key
 from redpoll.store.sqlite import reason_of
@@ -28,15 +30,11 @@ log = structlog.get_logger(__name__)
 _RETRY_AFTER_S: Final = 1.0
 
 
-async def introduce(store: Store) -> dict[str, Any]:
+async def introduce(store: Store) -> RecordStore:
     """What the supervisor has to know about the record store before it sends its first heartbeat, and workers before
-    they connect to Redis: `shard_key` (store/shard_key.py)."""
+    they connect to Redis."""
     async with store.reading() as connection:
-        return {
-            "store": await store_id(connection),
-            "term": await stored_term(connection),
-            "shard_key": await shard_key(connection),
-        }
+        return RecordStore(await store_id(connection), await stored_term(connection), await shard_key(connection))
 
 
 class Work(Protocol):
@@ -60,7 +58,7 @@ class Leadership:
     with which the record store knows it as the leader, otherwise None.
     """
 
-    def __init__(self, store: Store, tell: Callable[[dict[str, Any]], None], work: Work) -> None:
+    def __init__(self, store: Store, tell: Callable[[FromChild], None], work: Work) -> None:
         self.named: int | None = None
         self.term: int | None = None
         self._store = store
@@ -152,7 +150,7 @@ class Leadership:
             # If Redis lost writes and gave a term that was used, the supervisor asks for a greater one.
             known = await introduce(self._store)
             refused, self._refused = self._refused, None
-            self._tell({**known, "term": max(known["term"], refused + 1)})
+            self._tell(msgspec.structs.replace(known, term=max(known.term, refused + 1)))
 
 
 class LeaderStore:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from redpoll.cluster.nodes import Fitness
+from redpoll.cluster.nodes import Fitness, KnownNode
+from redpoll.ipc.messages import NodesChanged
 
 __all__ = ["NodeList", "NodeRow"]
 
@@ -40,22 +41,20 @@ class NodeList:
 
     def __init__(self, read_workers: Callable[[], Awaitable[Mapping[str, Mapping[str, float]]]]) -> None:
         self._read_workers = read_workers
-        self._nodes: Sequence[Mapping[str, Any]] = ()
+        self._nodes: Sequence[KnownNode] = ()
         self._leader: str | None = None
 
-    def take(self, message: Mapping[str, Any]) -> None:
-        """Takes a message of the supervisor (`Listener.nodes_changed` in heartbeat.py)."""
-        self._nodes, self._leader = message["nodes"], message["leader"]
+    def take(self, message: NodesChanged) -> None:
+        self._nodes, self._leader = message.nodes, message.leader
 
     def live_run(self, name: str) -> str | None:
         """The run of the live node with this name; of several, the one that was started last. None if there is none."""
-        found = [node for node in self._nodes if node["name"] == name and node["alive"]]
-        run: str | None = max(found, key=lambda node: node["started"])["run"] if found else None
-        return run
+        found = [node for node in self._nodes if node.name == name and node.alive]
+        return max(found, key=lambda node: node.started).run if found else None
 
     def serving(self) -> dict[str, int]:
         """The live nodes that admit clients, by run, and how many clients per second each can take over."""
-        return {node["run"]: node["accepts_per_s"] for node in self._nodes if node["alive"] and not node["draining"]}
+        return {node.run: node.accepts_per_s for node in self._nodes if node.alive and not node.draining}
 
     async def rows(self) -> list[NodeRow]:
         """All nodes, also dead ones whose workers are not removed yet, by name and start."""
@@ -65,15 +64,15 @@ class NodeList:
             connections[run] = connections.get(run, 0) + counters.get("connections", 0)
         rows = [
             NodeRow(
-                name=node["name"],
-                version=node["version"],
-                up_since=node["started"],
-                workers=len(node["workers"]) if node["alive"] else 0,
-                connections=int(connections.get(node["run"], 0)) if node["alive"] else 0,
-                leader=node["run"] == self._leader,
-                draining=node["draining"],
-                alive=node["alive"],
-                fitness=_FITNESS[Fitness(node["fitness"])],
+                name=node.name,
+                version=node.version,
+                up_since=node.started,
+                workers=len(node.workers) if node.alive else 0,
+                connections=int(connections.get(node.run, 0)) if node.alive else 0,
+                leader=node.run == self._leader,
+                draining=node.draining,
+                alive=node.alive,
+                fitness=_FITNESS[node.fitness],
             )
             for node in self._nodes
         ]

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import hiredis
 import msgspec
 import structlog
 
-from redpoll.cluster.nodes import Node
+from redpoll.cluster.nodes import KnownNode, Node
 from redpoll.cluster.redis.link import Link, LinkDown
 
 __all__ = ["PublishGate"]
@@ -75,11 +75,11 @@ class PublishGate:
         self.alive: Sequence[int] = ()
         self.without_clients: Sequence[int] = ()
         # By run: the other nodes as the supervisor last described them. None before its first heartbeat.
-        self._others: dict[str, Mapping[str, Any]] | None = None
+        self._others: dict[str, KnownNode] | None = None
 
-    def take_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """As in `Listener.nodes_changed` (heartbeat.py)."""
-        self._others = {node["run"]: node for node in nodes if node["run"] != self._run}
+    def take_nodes(self, nodes: Sequence[KnownNode]) -> None:
+        """All nodes, as the supervisor last described them."""
+        self._others = {node.run: node for node in nodes if node.run != self._run}
 
     async def wait(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,13 +141,13 @@ class PublishGate:
             except msgspec.DecodeError:
                 # The supervisor logs it, and leaves it out as well.
                 return set()
-        if described is not None and not described["alive"] and (node is None or node.beat <= described["beat"]):
+        if described is not None and not described.alive and (node is None or node.beat <= described.beat):
             # No heartbeat came after the one by which it was found dead.
             return set()
         alive, without_clients = set(), []
         if described is not None:
-            alive |= set(described["workers"])
-            without_clients.append(set(described["without_clients"]))
+            alive |= set(described.workers)
+            without_clients.append(set(described.without_clients))
         if node is not None:
             alive |= set(node.workers)
             without_clients.append(set(node.without_clients))
@@ -157,4 +157,4 @@ class PublishGate:
 
     def _name_of(self, run: str) -> str:
         described = (self._others or {}).get(run)
-        return str(described["name"]) if described is not None else "a new node"
+        return described.name if described is not None else "a new node"

@@ -25,7 +25,7 @@ from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, 
 from redpoll.worker.ingress.tls import Certificate, give_memory_back
 
 if TYPE_CHECKING:
-    from redpoll.ipc.child_pipe import Start
+    from redpoll.ipc.messages import Start
     from redpoll.worker.ingress.gate import Gate
 
 __all__ = ["Listeners"]
