@@ -450,7 +450,8 @@ class Bench:
 
     def list_connections(self) -> None:
         """As the dashboard's page of connections does, with a search that finds nothing."""
-        question = {"ask": "connections", "id": "0" * 16, "app": "", "find": "nothing like this"}
+        # Servers before `type` read `ask`.
+        question = {"type": "ListConnections", "ask": "connections", "id": "0" * 16, "app": "", "find": "nothing here"}
         with self.server.redis() as redis:
             topic = next(name for name in redis.pubsub_channels() if name.endswith(b":sys"))
             for _ in range(3):

@@ -30,6 +30,7 @@ from redpoll.cluster.envelopes import event_envelope
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.survey import Answerers
 from redpoll.host import embedded
 from redpoll.protocol.apps import App
 
@@ -158,7 +159,9 @@ async def run(url: str, path: str, options: argparse.Namespace) -> None:
     async def worker() -> Callable[[], None]:
         link = Link(url)
         frames = Frames(count)
-        registry = Registry(link, keys, frames, Directory(link, keys), "0123456789ab", 0)
+        registry = Registry(
+            link, keys, frames, Directory(link, keys), "0123456789ab", 0, Answerers(link, keys, lambda: "")
+        )
         await registry.start()
         for channel in channels:
             registry.join(App(id=APP, name="bench", keys=()), channel, Ticket(None))

@@ -20,6 +20,7 @@ from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.shared_rate import SharedRate
+from redpoll.cluster.survey import Answerers
 from redpoll.protocol.apps import App
 from sums import counted
 
@@ -203,7 +204,7 @@ class Worker:
         self.keys = Keys(sharded=self.link.sharded)
         self.sockets = Sockets()
         self.directory = Directory(self.link, self.keys, again_s=0.01)
-        self.sys: list[dict[str, Any]] = []
+        self.answerers = Answerers(self.link, self.keys, lambda: self.registry.w)
         self.app = record(max_presence_members=0)
         self.registry = Registry(
             self.link,
@@ -212,7 +213,7 @@ class Worker:
             self.directory,
             run,
             k,
-            on_sys=self.sys.append,
+            self.answerers,
             debounce_s=settings.pop("debounce_s", 3.0),
             timings=Timings(**settings),
         )

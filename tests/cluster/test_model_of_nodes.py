@@ -24,7 +24,7 @@ import redis as redis_py
 from links import quick_link, transports
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
-from redpoll.cluster.membership.reaper import Reaper, Run
+from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import Fitness
 from redpoll.cluster.nodes import Node as Entry
 from redpoll.cluster.outbox import Outbox
@@ -32,6 +32,7 @@ from redpoll.cluster.redis.keys import SHARDS, TAGS, Keys
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import Announced
 from redpoll.host.heartbeat import Heartbeat
+from redpoll.ipc.messages import NodesChanged
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 from sentinel import redis_cluster
@@ -121,7 +122,6 @@ class Node:
             workers=sorted(self.workers),
             greatest=self.greatest,
             control=True,
-            draining=False,
             beat=beat,
             fitness=self.fitness,
         )
@@ -183,14 +183,8 @@ class Node:
     def drain_changed(self, within_s: float | None) -> None:
         raise AssertionError("no node is drained here")
 
-    def nodes_changed(self, message) -> None:
-        self.reaper.set_nodes(
-            {
-                node["run"]: Run(node["alive"], frozenset(node["workers"]), node["greatest"], node.get("beat", 0))
-                for node in message["nodes"]
-                if node["run"] != self.run
-            }
-        )
+    def nodes_changed(self, message: NodesChanged) -> None:
+        self.reaper.set_nodes({node.run: node for node in message.nodes if node.run != self.run})
 
     def term_changed(self, term: int | None) -> None:
         for task in self.work:

@@ -3,14 +3,16 @@
 import msgspec
 import pytest
 
-from redpoll.cluster.nodes import Leader, Node, Nodes, Unchanged, entries_of, lead_call
+from known_nodes import known
+from redpoll.cluster.lifecycle import Lifecycle
+from redpoll.cluster.nodes import Leader, Node, Nodes, NodesView, Unchanged, entries_of, lead_call
 from redpoll.cluster.redis.scripts import LEAD
 
 ME, OTHER = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
 
 
 def node(name: str = "one", *, store: str = "s", started: float = 100.0, beat: int = 1, **changed: object) -> Node:
-    fields = {"version": "1", "workers": (1, 2), "greatest": 2, "control": True, "draining": False, **changed}
+    fields = {"version": "1", "workers": (1, 2), "greatest": 2, "control": True, **changed}
     return Node(name=name, store=store, started=started, beat=beat, **fields)
 
 
@@ -212,3 +214,14 @@ async def test_node_that_is_listed_already_is_not_compared_again(lead):
     await lead(ME)
     await lead(OTHER, node(store="t"), dead=(ME,))
     assert (await lead(ME))[0] == "OK"
+
+
+def test_view_of_control_tells_live_nodes_from_dead_ones_and_finds_the_later_of_one_name():
+    view = NodesView("1")
+    assert (view.known, view.several, view.live_run("a")) == (False, False, None)
+    view.take([known("1", "a"), known("2", "b", alive=False)], "1")
+    assert (view.known, view.several, set(view.others)) == (True, False, {"2"})
+    drained = known("4", "b", started=2.0, lifecycle=Lifecycle.EVACUATING)
+    view.take([known("1", "a"), known("2", "b", alive=False, started=9.0), known("3", "b", started=1.0), drained], "3")
+    assert (view.several, view.leader, view.live_run("b")) == (True, "3", "4")
+    assert view.serving() == {"1": 1_000, "3": 1_000}

@@ -1,61 +1,63 @@
+"""Questions to all workers and to the control planes of other nodes, on a real Redis."""
+
 import asyncio
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from known_nodes import known
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.membership.reaper import Reaper
-from redpoll.cluster.nodes import Node
+from redpoll.cluster.nodes import Node, NodesView
+from redpoll.cluster.questions import Question, TerminateUser
 from redpoll.cluster.redis.link import Link
-from redpoll.cluster.survey import Survey
+from redpoll.cluster.survey import NodeSurvey, Survey
 
-
-def answers_with(worker, value):
-    """Makes the worker answer every question with what `value` gives."""
-    mine = Survey(worker.link, worker.keys)
-
-    def asked(message):
-        worker.sys.append(message)
-        if "ask" in message:
-            mine.answer(message["id"], worker.registry.w, value(message))
-
-    worker.registry.on_sys = asked
+QUESTION = TerminateUser("7", "ü 1")
 
 
 @pytest.fixture
 async def workers(start_worker):
+    """Workers that answer with their number; `asked` has the questions."""
     workers = [await start_worker(k) for k in range(3)]
     for n, worker in enumerate(workers):
-        answers_with(worker, lambda message, n=n: n)
+        worker.asked = []
+
+        def answer(question, n=n, worker=worker):
+            worker.asked.append(question)
+            return n
+
+        worker.answerers.answer(TerminateUser, answer)
     return workers
 
 
 async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link, keys):
-    answers = await Survey(link, keys, answer_s=60).ask("terminate", app="7", user="ü 1")
+    answers = await Survey(link, keys, answer_s=60).ask(QUESTION)
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
-    message = workers[0].sys[-1]
-    assert (message["ask"], message["app"], message["user"]) == ("terminate", "7", "ü 1")
-    assert await link.ask(b"TTL", keys.answers(message["id"])) <= 10
+    question = workers[0].asked[-1]
+    assert (question.app, question.user) == ("7", "ü 1")
+    assert await link.ask(b"TTL", keys.answers(question.id)) <= 10
 
 
 async def test_without_workers_the_survey_ends_at_once(link, keys):
-    assert await Survey(link, keys, answer_s=60).ask("terminate") == {}
+    assert await Survey(link, keys, answer_s=60).ask(QUESTION) == {}
 
 
 async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, link, keys):
-    workers[1].registry.on_sys = workers[1].sys.append
+    workers[1].answerers.hear(TerminateUser, workers[1].asked.append)
     process = workers[1].registry.w.rpartition(".")[0]
     with pytest.raises(Unavailable, match=process):
         # Long enough to read the answers of the others once: before that, nobody is named.
-        await Survey(link, keys).ask("terminate")
+        await Survey(link, keys).ask(QUESTION)
 
 
 async def test_worker_without_clients_that_can_not_reach_redis_is_not_waited_for(workers, link, keys):
-    workers[1].registry.on_sys = workers[1].sys.append
+    workers[1].answerers.hear(TerminateUser, workers[1].asked.append)
     run, k = workers[1].registry.w.split(".")[:2]
     about = {"name": "a", "version": "1", "store": "s", "started": 0.0, "workers": [int(k)], "greatest": int(k)}
-    out = Node(**about, control=True, draining=False, beat=1, without_clients=[int(k)])
-    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask("terminate"))
+    out = Node(**about, control=True, beat=1, without_clients=[int(k)])
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask(QUESTION))
     # Its supervisor says so while the question waits; an entry that can't be read says nothing.
     await link.ask(b"HSET", keys.nodes, run, msgspec.json.encode(out), "b" * 12, "{}")
     assert set(await asking) == {workers[0].registry.w, workers[2].registry.w}
@@ -63,7 +65,7 @@ async def test_worker_without_clients_that_can_not_reach_redis_is_not_waited_for
 
 async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
-    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask("terminate"))
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask(QUESTION))
     await asyncio.sleep(0.1)
     assert not asking.done()
     await Reaper(link, keys, "ffffffffffff").reap(workers[1].registry.w)
@@ -75,19 +77,103 @@ async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name
     await wait_until(lambda: workers[1].registry.w.endswith(".1"))
     while not await link.ask(b"HEXISTS", keys.beat, workers[1].registry.w):
         await asyncio.sleep(0.005)
-    answers = await Survey(link, keys, answer_s=60).ask("terminate")
+    answers = await Survey(link, keys, answer_s=60).ask(QUESTION)
     assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
 
 
 async def test_worker_that_is_given_up_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
     await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
-    assert len(await Survey(link, keys, answer_s=60).ask("terminate")) == 2
+    assert len(await Survey(link, keys, answer_s=60).ask(QUESTION)) == 2
 
 
 async def test_question_while_redis_is_away_is_unavailable(keys):
     link = Link("unix:///nowhere/redis.sock")
     link.start()
     with pytest.raises(Unavailable):
-        await Survey(link, keys, answer_s=0.1).ask("terminate")
+        await Survey(link, keys, answer_s=0.1).ask(QUESTION)
     await link.close()
+
+
+async def test_malformed_and_unknown_messages_are_refused_and_change_nothing(workers, link, keys):
+    with capture_logs() as logs:
+        for payload in (b"no JSON", b'{"type":"Sing","id":"1"}', b'{"type":"TerminateUser","id":"1","app":7}'):
+            workers[0].answerers.received(payload)
+    assert [line["event"] for line in logs] == ["message on a topic refused"] * 3
+    assert workers[0].asked == []
+    assert len(await Survey(link, keys, answer_s=60).ask(QUESTION)) == 3
+
+
+# -- the control planes of other nodes
+
+
+class FindNumber(Question, frozen=True):
+    x: int
+
+
+NAMES = {"aaaaaaaaaaaa": "one", "bbbbbbbbbbbb": "two", "cccccccccccc": "three"}
+
+
+@pytest.fixture
+async def surveys(redis, keys, link, wait_until):
+    """The surveys of three nodes, by name. Each answers the question with its name and the question's `x`."""
+    links, surveys = [], {}
+    for run, name in NAMES.items():
+        node_link = Link(redis.url)
+        links.append(node_link)
+        view = NodesView(run)
+        survey = surveys[name] = NodeSurvey(node_link, keys, view, answer_s=60)
+        node_link.on_push, node_link.on_up = survey.received, survey.link_up
+        survey.answerers.answer_later(FindNumber, lambda question, name=name: asyncio.sleep(0, [name, question.x]))
+        view.take([known(run, name) for run, name in NAMES.items()], None)
+        node_link.start()
+    while (await link.ask(b"PUBSUB", b"NUMSUB", keys.controls))[1] < len(NAMES):
+        await asyncio.sleep(0.005)
+    yield surveys
+    for survey in surveys.values():
+        await survey.finish()
+    for node_link in links:
+        await node_link.close()
+
+
+def decoded(answers):
+    return {name: msgspec.json.decode(answer) for name, answer in answers.items()}
+
+
+async def test_every_other_node_is_asked_and_answers(surveys):
+    answers, missing = await surveys["one"].ask(FindNumber(5))
+    assert decoded(answers) == {"two": ["two", 5], "three": ["three", 5]}
+    assert missing == []
+
+
+async def test_node_that_is_silent_fails_or_is_slow_is_named(surveys):
+    async def fail(question):
+        raise OSError("disk full")
+
+    surveys["two"].answerers.answer_later(FindNumber, fail)
+    surveys["three"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(60))
+    surveys["one"]._answer_s = 0.5
+    answers, missing = await surveys["one"].ask(FindNumber(5))
+    assert (answers, missing) == ({}, ["three", "two"])
+    # They go on to answer others.
+    surveys["two"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(0, "back"))
+    surveys["three"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(0, "quick"))
+    surveys["one"]._answer_s = 60
+    answers, missing = await surveys["one"].ask(FindNumber(5))
+    assert (decoded(answers), missing) == ({"two": "back", "three": "quick"}, [])
+
+
+async def test_without_redis_all_nodes_are_named(keys):
+    view = NodesView("aaaaaaaaaaaa")
+    survey = NodeSurvey(Link("unix:///nowhere/redis.sock"), keys, view, answer_s=0.05)
+    assert survey.alone
+    view.take([known("bbbbbbbbbbbb", "two"), known("cccccccccccc", alive=False)], None)
+    assert not survey.alone
+    assert await survey.ask(FindNumber(5)) == ({}, ["two"])
+
+
+async def test_node_without_others_subscribes_nothing(redis, link, keys):
+    survey = NodeSurvey(link, keys, NodesView("aaaaaaaaaaaa"))
+    survey.link_up()
+    assert (await link.ask(b"PUBSUB", b"NUMSUB", keys.controls))[1] == 0
+    assert await survey.ask(FindNumber(5)) == ({}, [])

@@ -9,16 +9,15 @@ import socket
 import time
 import urllib.parse
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
+from known_nodes import known
 from messages import unpack_answer
 from receiver import Receiver
 from redpoll._http import pack_request
-from redpoll.cluster.nodes import KnownNode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.config import Settings
@@ -159,16 +158,10 @@ class Plane:
         return await self.call("POST", "/apps/3/events", {"name": "e", "data": "{}", "channels": ["c"], **event})
 
 
-def described(run: str, name: str, **changed: Any) -> KnownNode:
-    """A node as the supervisor describes it."""
-    said = {"version": "1", "store": "s", "started": 0.0, "workers": [], "greatest": 0, "control": True, "beat": 0}
-    return KnownNode(run=run, name=name, **{"alive": True, "draining": False, **said, **changed})
-
-
 @pytest.fixture
 def node():
     """`node(run, name, …)`: a node as the supervisor describes it."""
-    return described
+    return known
 
 
 @pytest.fixture
@@ -219,7 +212,7 @@ async def make_plane(tmp_path, connect, wait_until):
             await plane.start()
             stack.push_async_callback(plane.finish)
             plane.receive(LivingWorkers([], 0))
-            plane.receive(NodesChanged([described(start.run, "here")], start.run))
+            plane.receive(NodesChanged([known(start.run, "here")], start.run))
             plane.receive(Lead(1))
             plane.receive(WorkersReady())
             if ready:

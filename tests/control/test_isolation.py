@@ -142,8 +142,8 @@ async def test_terminating_a_users_connections_affects_only_the_app_of_the_crede
     assert (await plane.ask("POST", f"{target}?auth_key={KEY}", b"{}", {**shown, "X-Service-Key": KEY})).status == 200
     assert (await plane.ask("POST", "/apps/3" + target, b"{}", shown)).status == 401
     # No worker runs, so no answer is awaited. The test reads the topic that workers would read.
-    await wait_until(lambda: len([message for message in asked if "ask" in message]) == 3)
-    assert [message["app"] for message in asked if "ask" in message] == ["4", "3", "4"]
+    await wait_until(lambda: len([message for message in asked if message["type"] == "TerminateUser"]) == 3)
+    assert [message["app"] for message in asked if message["type"] == "TerminateUser"] == ["4", "3", "4"]
     await link.close()
 
 

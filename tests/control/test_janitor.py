@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
+from redpoll.cluster.lifecycle import Life
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.control.janitor import Janitor
@@ -41,7 +42,7 @@ async def parts(link):
     """(janitor, records, health, writer), not started."""
     records = Records()
     writer = DirectoryWriter(link, Keys("rp"))
-    health = Health(lambda: True)
+    health = Health(Life(), lambda: True)
     janitor = Janitor(link, writer, records, health)
     link.on_up = janitor.link_up
     yield janitor, records, health, writer
@@ -166,7 +167,7 @@ class Hanging:
 async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s():
     now = 100.0
     link = Hanging()
-    janitor = Janitor(link, link, Records(), Health(lambda: True), clock=lambda: now)
+    janitor = Janitor(link, link, Records(), Health(Life(), lambda: True), clock=lambda: now)
     janitor.link_up()
     await asyncio.sleep(0)
     assert janitor.redis_answers()
@@ -185,7 +186,7 @@ async def test_redis_that_answers_again_is_reported_at_once():
     """The next report of the control plane's fitness comes up to a second later, and then the lead may have moved."""
     now, backs = 100.0, []
     link = Hanging()
-    parts = (link, link, Records(), Health(lambda: True))
+    parts = (link, link, Records(), Health(Life(), lambda: True))
     janitor = Janitor(*parts, leader=lambda: None, clock=lambda: now)
     janitor.on_redis_back = lambda: backs.append(janitor.redis_answers())
     janitor.link_up()

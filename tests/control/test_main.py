@@ -1,7 +1,6 @@
 """The control process: start, requests and exits of a real process."""
 
 import asyncio
-import json
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.ipc.messages import (
     FROM_CHILD,
     AppCreated,
+    Fatal,
     Lead,
     LivingWorkers,
     NodesChanged,
@@ -143,8 +143,8 @@ async def test_unusable_records_end_the_start_with_a_reason(start_process, tmp_p
     assert code == 1
     assert "Traceback" not in errors
     await wait_until(lambda: it.received)
-    assert "redpoll.sqlite" in json.dumps(it.received)
-    assert "fatal" in it.received[0]
+    assert isinstance(it.received[0], Fatal)
+    assert "redpoll.sqlite" in it.received[0].reason
 
 
 HEAD = b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %b\r\nContent-Length: 36\r\n\r\n"

@@ -6,6 +6,7 @@ import pytest
 import redis as redis_py
 from structlog.testing import capture_logs
 
+from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.nodes import Fitness, Node
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
@@ -31,7 +32,7 @@ class Supervisor:
     ):
         self.run, self.name, self.store, self.stored_term, self.started = run, name, store, term, started
         self.workers = [1, 2]
-        self.draining = False
+        self.lifecycle = Lifecycle.SERVING
         self.fitness = Fitness.FIT
         self.is_joined = False
         self.sentences: list[str] = []
@@ -58,7 +59,7 @@ class Supervisor:
             workers=self.workers,
             greatest=2,
             control=True,
-            draining=self.draining,
+            lifecycle=self.lifecycle,
             beat=beat,
             fitness=self.fitness,
         )
@@ -213,7 +214,7 @@ async def test_change_is_told_at_once_and_only_once(make, wait_until):
     await wait_until(lambda: len(two.messages) > told)
     (node,) = [node for node in two.messages[-1].nodes if node.name == "one"]
     assert node.workers == [2]
-    assert "beat" not in node
+    assert node.beat == 0
     assert len(two.messages) == told + 1
 
 
@@ -232,7 +233,7 @@ async def test_change_of_another_node_is_read_at_once(make, wait_until):
 
 async def test_draining_node_does_not_become_the_leader(make, wait_until):
     one, two = make("a", "one"), make("b", "two")
-    one.draining = True
+    one.lifecycle = Lifecycle.EVACUATING
     one.start()
     await wait_until(lambda: one.is_joined)
     two.start()

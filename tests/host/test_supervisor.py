@@ -31,6 +31,7 @@ from redpoll.ipc.messages import (
     Lead,
     LivingWorkers,
     Message,
+    Reloaded,
     SettingsChanged,
     ShardKey,
     Stop,
@@ -474,7 +475,7 @@ async def test_server_with_another_record_store_than_a_live_node_does_not_start(
     tree.does("control", "records")
     with redis_py.Redis(unix_socket_path=redis.path) as client:
         entry = {"name": "first", "version": "1", "store": "other", "started": 0, "workers": [1], "greatest": 1}
-        entry |= {"control": True, "draining": False}
+        entry |= {"control": True}
 
         def beat():
             client.hset(Keys().nodes, "f" * 12, json.dumps({**entry, "beat": client.incr("beats")}))
@@ -785,14 +786,14 @@ async def test_faulty_settings_change_nothing_and_say_why(tree, wait_until):
     await wait_until(lambda: "not reloaded, everything stays as it was" in tree.err)
     assert "unknown setting; did you mean port?" in tree.err
     assert "$.max_unsent_bytes: " in tree.err
-    assert not [note for note in tree.notes("worker0") if "settings" in note]
+    assert not [note for note in tree.notes("worker0") if note.get("type") == "SettingsChanged"]
 
 
 async def test_child_that_asks_for_a_reload_gets_the_report(tree, wait_until):
     tree.does("control", "reload")
     tree.start(workers=1)
     report = {"faults": [], "applied": {}, "restart": [], "certificate": False}
-    await wait_until(lambda: {"reloaded": report} in tree.notes("control"))
+    await wait_until(lambda: said(Reloaded(report)) in tree.notes("control"))
 
 
 async def test_unusable_pair_is_logged_and_changes_nothing(tree, pair, wait_until):

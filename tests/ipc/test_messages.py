@@ -36,7 +36,6 @@ NODE = KnownNode(
     workers=[1, 2],
     greatest=2,
     control=True,
-    draining=False,
     beat=7,
     without_clients=[2],
     fitness=Fitness.WITHOUT_STORE,

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from redpoll.cluster.questions import ListConnections
 from redpoll.worker.connection_list import MAX_CONNECTIONS, page_of
 from redpoll.worker.hub.client_libraries import Arrival
 
@@ -14,15 +15,16 @@ def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), u
 
 
 async def sockets(connections, **question):
-    return [connection["socket"] for connection in (await page_of(connections, question))["connections"]]
+    page = await page_of(connections, ListConnections("", **question))
+    return [connection["socket"] for connection in page["connections"]]
 
 
 async def test_the_newest_of_an_app_come_first_and_all_are_counted():
     everyone = [connection(1, since=5), connection(2, since=9), connection(3, app="4"), connection(4, since=7)]
-    page = await page_of(everyone, {"app": "3", "limit": 2})
+    page = await page_of(everyone, ListConnections("3", limit=2))
     assert page["total"] == 3
     assert [connection["socket"] for connection in page["connections"]] == ["2.1", "4.1"]
-    assert len((await page_of(everyone, {}))["connections"]) == 4
+    assert len((await page_of(everyone, ListConnections("")))["connections"]) == 4
 
 
 async def test_connections_are_found_by_socket_user_address_library_and_channel():
@@ -41,6 +43,6 @@ async def test_connections_are_found_by_socket_user_address_library_and_channel(
 
 async def test_an_answer_is_bounded():
     everyone = [connection(at, channels=[f"c{n}" for n in range(50)]) for at in range(MAX_CONNECTIONS + 10)]
-    page = await page_of(everyone, {"limit": 10**9})
+    page = await page_of(everyone, ListConnections("", limit=10**9))
     assert (page["total"], len(page["connections"])) == (MAX_CONNECTIONS + 10, MAX_CONNECTIONS)
     assert (page["connections"][0]["channels"], len(page["connections"][0]["named"])) == (50, 20)

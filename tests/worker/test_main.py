@@ -9,6 +9,7 @@ import redis.asyncio
 import websockets
 
 from bus_publishing import publish_all
+from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.redis.keys import TAGS, Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
@@ -86,7 +87,7 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
         await client.subscribe("presence-p", {"user_id": str(n)})
     assert await keys_of_workers(client_of_redis)
     worker.drain()
-    await asyncio.wait_for(worker.ended.wait(), 60)
+    await asyncio.wait_for(worker.life.until(Lifecycle.STOPPED), 60)
     left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
     assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
 
@@ -102,12 +103,12 @@ async def test_a_worker_of_a_drained_node_closes_and_admits_nobody_until_it_serv
     assert refused.value.response.status_code == 503
     assert refused.value.response.headers["Retry-After"] == "1"
     worker.supervisor.sendall(encode(Serve()))
-    await bench.settled(worker, lambda: not worker.gate.draining)
+    await bench.settled(worker, lambda: worker.life.admits)
     await (await bench.client(worker)).nothing_more()
     # A worker that ends stays closed.
     worker.stop_listening()
-    worker.evacuate(None)
-    assert worker.gate.draining
+    worker.serve()
+    assert not worker.life.admits
 
 
 async def test_users_counts_and_connections_are_removed_from_redis_too(bench, client_of_redis):
@@ -119,7 +120,7 @@ async def test_users_counts_and_connections_are_removed_from_redis_too(bench, cl
         await client.subscribe(f"#server-to-user-{n}")
         await client.subscribe("news")
     worker.drain()
-    await asyncio.wait_for(worker.ended.wait(), 60)
+    await asyncio.wait_for(worker.life.until(Lifecycle.STOPPED), 60)
     left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
     assert left <= {b"clock", b"dir", b"dirver", b"stats", b"n"}  # `n`, the last count sent, expires after 60 s
 

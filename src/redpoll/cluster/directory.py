@@ -14,12 +14,13 @@ import hiredis
 import msgspec
 import structlog
 
+from redpoll.cluster.questions import TopicMessage, encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import DIR_FILL, DIR_PUT
 from redpoll.protocol.apps import App, Key
 
-__all__ = ["Change", "Directory", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]
+__all__ = ["Directory", "DirectoryChanged", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +49,8 @@ class _Stored(NamedTuple):
         return cls(DirectoryVersion(int(number), *rest[1:]), int(rest[0]) if rest else None)
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `sys` carries under `dir`: the new version with its id and the one before, and the app that changed.
+class DirectoryChanged(TopicMessage, frozen=True, omit_defaults=True):
+    """On `sys`: the new version with its id and the one before, and the app that changed.
 
     `record` None: the app was deleted. `app` None: the whole directory was written again.
     """
@@ -59,10 +60,6 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     before: str = "-"
     app: str | None = None
     record: App | None = None
-
-
-def _announcement(change: Change) -> bytes:
-    return _ENCODER.encode({"dir": change})
 
 
 async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
@@ -151,9 +148,7 @@ class Directory:
     def _update_complete(self) -> None:
         self.complete = self._known and self._required is not None and self.version >= self._required
 
-    def apply(self, message: dict[str, Any]) -> None:
-        """Takes the `dir` part of a message on `sys`."""
-        change = msgspec.convert(message, Change)
+    def apply(self, change: DirectoryChanged) -> None:
         if self._reading is not None:
             # The task that reads may have its last answer already, without having been resumed.
             self._announced = DirectoryVersion(change.version, change.id)
@@ -239,7 +234,7 @@ class DirectoryWriter:
         version with all its records."""
         keys = self._keys
         record = b"" if app is None else _ENCODER.encode(app)
-        message = _announcement(Change(number, id, before, app_id, app))
+        message = encode(DirectoryChanged(number, id, before, app_id, app))
         args = (app_id, record, number, keys.publish, keys.sys, message, number - 1, id, before)
         return bool(await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args))
 
@@ -274,7 +269,7 @@ class DirectoryWriter:
         stale = [app_id for app_id in present if app_id.decode() not in records]
         for at in range(0, len(stale), _FILL_COUNT):
             steps.append((b"drop", *stale[at : at + _FILL_COUNT]))
-        steps.append((b"end", number, id, keys.publish, keys.sys, _announcement(Change(number, id))))
+        steps.append((b"end", number, id, keys.publish, keys.sys, encode(DirectoryChanged(number, id))))
         for one in steps:
             if await step(*one) is None:
                 return False

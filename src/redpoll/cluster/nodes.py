@@ -14,9 +14,21 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
+from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
 
-__all__ = ["Fitness", "KnownNode", "LeadCall", "Leader", "Node", "Nodes", "Unchanged", "entries_of", "lead_call"]
+__all__ = [
+    "Fitness",
+    "KnownNode",
+    "LeadCall",
+    "Leader",
+    "Node",
+    "Nodes",
+    "NodesView",
+    "Unchanged",
+    "entries_of",
+    "lead_call",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +52,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     `store` is the id of its record store, `started` the Unix time of its start. `workers` are the `k` of its living
     worker processes, `greatest` is the greatest `k` that it ever assigned. `control`: its control process lives.
-    `draining`: it is stopping, or an operator drains it. `beat` grows with every heartbeat. `accepts_per_s`: how many
+    `beat` grows with every heartbeat. `accepts_per_s`: how many
     clients per second the node can take over from others.
     """
 
@@ -51,13 +63,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[int]
     greatest: int
     control: bool
-    draining: bool
     beat: int
     # Nodes of earlier versions don't say these. `without_clients` are the `k` of those workers that can't reach Redis,
     # and have closed all their clients and admit none: publishes don't wait for them.
     accepts_per_s: int = 1_000
     without_clients: Sequence[int] = ()
     fitness: Fitness = Fitness.FIT
+    lifecycle: Lifecycle = Lifecycle.SERVING
+
+    @property
+    def serves(self) -> bool:
+        return self.lifecycle is Lifecycle.SERVING
 
 
 class KnownNode(Node, frozen=True, kw_only=True):
@@ -202,7 +218,7 @@ class Nodes:
         return [
             node.name
             for run, node in self.by_run.items()
-            if node.fitness > fitness and not node.draining and run not in self.dead and run != self._run
+            if node.fitness > fitness and node.serves and run not in self.dead and run != self._run
         ]
 
     def namesakes(self, name: str) -> list[str]:
@@ -210,6 +226,43 @@ class Nodes:
         return [
             run for run, node in self.by_run.items() if node.name == name and run != self._run and run in self.changed
         ]
+
+
+class NodesView:
+    """The nodes as this node's control plane knows them: what its supervisor said last. `run` is its own.
+
+    `others` are the other nodes by run, with dead ones whose workers aren't removed yet. `known`: the first heartbeat
+    was answered. The supervisor says at once which of its own workers live (`alive`, their `k`), and which of them have
+    no clients and admit none (`without_clients`); its heartbeat in `nodes` says it later.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.nodes: Sequence[KnownNode] = ()
+        self.others: Mapping[str, KnownNode] = {}
+        self.leader: str | None = None
+        self.known = False
+        self.alive: Sequence[int] = ()
+        self.without_clients: Sequence[int] = ()
+
+    def take(self, nodes: Sequence[KnownNode], leader: str | None) -> None:
+        """The supervisor says which nodes there are, and the run of the one that leads."""
+        self.nodes, self.leader, self.known = nodes, leader, True
+        self.others = {node.run: node for node in nodes if node.run != self.run}
+
+    @property
+    def several(self) -> bool:
+        """Other nodes are alive."""
+        return any(node.alive for node in self.others.values())
+
+    def live_run(self, name: str) -> str | None:
+        """The run of the live node with this name; of several, the one that was started last. None if there is none."""
+        found = [node for node in self.nodes if node.name == name and node.alive]
+        return max(found, key=lambda node: node.started).run if found else None
+
+    def serving(self) -> dict[str, int]:
+        """The live nodes that admit clients, by run, and how many clients per second each can take over."""
+        return {node.run: node.accepts_per_s for node in self.nodes if node.alive and node.serves}
 
 
 class LeadCall(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -18,9 +18,9 @@ from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.history import History
 from redpoll.cluster.idempotency import Idempotency
-from redpoll.cluster.membership.reaper import Reaper, Run
-from redpoll.cluster.node_survey import NodeSurvey
-from redpoll.cluster.nodes import KnownNode
+from redpoll.cluster.lifecycle import Life, Lifecycle
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.check import examine
@@ -29,7 +29,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.cluster.stats import Stats
-from redpoll.cluster.survey import Survey
+from redpoll.cluster.survey import NodeSurvey, Survey
 from redpoll.cluster.traces import TraceReader
 from redpoll.config.proxies import TrustedProxies
 from redpoll.config.settings import Settings
@@ -138,16 +138,14 @@ class ControlPlane:
         self._webhooks = webhooks
         self.link = open_link(start.redis_url)
         self._keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=shard_key)
-        self._run = start.run
-        # How many living workers the other nodes have; None before the first heartbeat.
-        self._workers_elsewhere: int | None = None
+        self._view = view = NodesView(start.run)
         self._loop_exceptions_total = 0
         self._server: asyncio.Server | None = None
         self._examining: asyncio.Task[None] | None = None
 
         self.link.on_up, self.link.on_down = self._link_up, self._link_down
         self.bus = Bus(self.link, self._keys)
-        self.publish_gate = PublishGate(self.bus, self.link, self._keys.nodes, start.run)
+        self.publish_gate = PublishGate(self.bus, self.link, self._keys.nodes, view)
         self.publisher = Publisher(self.bus, self.publish_gate.wait, lambda: self.link.kept_shards)
         self.daily = DailyLimit(Quota(self.link, self._keys), records, leads=lambda: self.leadership.term is not None)
         self.reaper = Reaper(
@@ -161,7 +159,10 @@ class ControlPlane:
             debounce_s=settings.webhook_debounce_s,
         )
         self.outbox = Outbox(self.link, self._keys, settings.webhook_debounce_s)
-        self.health = Health(lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request))
+        self._life = Life()
+        self.health = Health(
+            self._life, lambda: self.janitor.redis_answers(), lambda request: self.dashboard.enter(request)
+        )
         self.tracer = None
         self.otlp = open_sender(settings)
         self.spans = Spans(self.otlp.put, settings.trace_calls_per_second) if self.otlp else None
@@ -189,12 +190,12 @@ class ControlPlane:
             self.tracer,
         )
         self.history = History(self.link, self._keys)
-        self.node_survey = NodeSurvey(self.link, self._keys, start.run)
+        self.node_survey = NodeSurvey(self.link, self._keys, view)
         cluster_log = None
         if event_log is not None:
             cluster_log = ClusterLog(event_log, self.node_survey, settings.node_name or socket.gethostname())
         self.usage = Usage(charts)
-        self.nodes = NodeList(self._read_workers)
+        self.nodes = NodeList(view, self._read_workers)
         self.dashboard = Dashboard(
             Dependencies(
                 settings,
@@ -302,11 +303,14 @@ class ControlPlane:
         """Handle a message from the supervisor."""
         match message:
             case LivingWorkers():
-                self.publish_gate.alive = message.alive
+                self._view.alive = message.alive
                 self.reaper.set_alive(set(message.alive), message.greatest)
             case NodesChanged():
-                self.nodes.take(message)
-                self._take_nodes(message.nodes)
+                self._view.take(message.nodes, message.leader)
+                self.reaper.set_nodes(self._view.others)
+                self.node_survey.nodes_changed()
+                if self.rate is not None:
+                    self.rate.share(self._view.several)
             case Lead():
                 self.leadership.set_term(message.term)
             case WorkersReady():
@@ -315,11 +319,13 @@ class ControlPlane:
                 self.health.deaf = message.numbers
             case WorkersCutOff():
                 self.health.cut_off = message.numbers
-                self.publish_gate.without_clients = message.without_clients
-            case Evacuate() | Serve():
-                self.health.evacuating = isinstance(message, Evacuate)
+                self._view.without_clients = message.without_clients
+            case Evacuate():
+                self._life.become(Lifecycle.EVACUATING)
+            case Serve():
+                self._life.become(Lifecycle.SERVING)
             case BeginStop():
-                self.health.draining = True
+                self._life.become(Lifecycle.DRAINING)
             case Stop():
                 self.stop()
             case SettingsChanged():
@@ -348,29 +354,14 @@ class ControlPlane:
             self.auth_failures = _auth_failures(settings)
         self.front.settings_changed(HostNames.of(settings), self.auth_failures, settings.path_prefix)
 
-    def _take_nodes(self, nodes: Sequence[KnownNode]) -> None:
-        others = {
-            node.run: Run(node.alive, frozenset(node.workers), node.greatest, node.beat)
-            for node in nodes
-            if node.run != self._run
-        }
-        self._workers_elsewhere = sum(len(node.workers) for node in others.values() if node.alive)
-        self.publish_gate.take_nodes(nodes)
-        self.reaper.set_nodes(others)
-        if self.rate is not None:
-            self.rate.share(any(node.alive for node in others.values()))
-        self.node_survey.set_others(
-            {node.run: node.name for node in nodes if node.run in others and node.alive and node.control}
-        )
-
     def _leader(self) -> str | None:
         """How our entry as the leader begins in Redis, while the supervisor says that this node leads."""
         term = self.leadership.named
-        return None if term is None else f"{self._run} {term} "
+        return None if term is None else f"{self._view.run} {term} "
 
     def stop(self) -> None:
         """Begin the shutdown: `finished` is set, and the process then calls `finish`."""
-        self.health.draining = True
+        self._life.become(Lifecycle.DRAINING)
         self.finished.set()
 
     async def finish(self) -> None:
@@ -402,6 +393,7 @@ class ControlPlane:
         if self.otlp is not None:
             await self.otlp.finish()
         await self.link.close()
+        self._life.become(Lifecycle.STOPPED)
 
     def _link_up(self) -> None:
         self.publisher.link_up()
@@ -448,7 +440,7 @@ class ControlPlane:
         """The counters of this node's workers: each node's /metrics is scraped; sums must count a worker once. The
         others' aren't read, which would cost Redis the square of the workers for each scrape of all nodes."""
         stats = Stats(self.link, self._keys)
-        return await _counters(stats.read([f"{self._run}.{k}" for k in self.publish_gate.alive]))
+        return await _counters(stats.read([f"{self._view.run}.{k}" for k in self._view.alive]))
 
     def _own_counters(self) -> Mapping[str, float]:
         return {

@@ -182,7 +182,7 @@ class Heartbeat:
             self._keys,
             self._run,
             node,
-            may_lead=not node.draining,
+            may_lead=node.serves,
             replaces=replaces,
             seen_term=max(self._stored_term, nodes.greatest_term),
             dead=nodes.dead,
@@ -201,7 +201,7 @@ class Heartbeat:
             self._listener.joined()
         self._report(node.name)
         self._drain(float(drain_within_s) if drain_within_s else None)
-        if not node.draining and not replaces and nodes.replaceable(node.name, node.started):
+        if node.serves and not replaces and nodes.replaceable(node.name, node.started):
             # An earlier run of this node leads. It can be replaced at once.
             self._wake.set()
 

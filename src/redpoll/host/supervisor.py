@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from redpoll import __version__
+from redpoll.cluster.lifecycle import Life, Lifecycle
 from redpoll.cluster.nodes import Node
 from redpoll.config import certificate
 from redpoll.config.config import Settings
@@ -213,7 +214,7 @@ class Supervisor:
         self._shard_key: str | None = None
         self._created_app: dict[str, Any] | None = None
         self._created_admin: str | None = None
-        self._stop_requested = asyncio.Event()
+        self._life = Life()
         self._failure: str | None = None
         self._interrupts = 0
         self._ends_with_terminal = False
@@ -232,7 +233,7 @@ class Supervisor:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap_children)
-        loop.add_signal_handler(signal.SIGTERM, self._stop_requested.set)
+        loop.add_signal_handler(signal.SIGTERM, self._life.become, Lifecycle.DRAINING)
         loop.add_signal_handler(signal.SIGINT, self._interrupt_received)
         # nohup sets SIGHUP to "ignore": then the server outlives its terminal.
         self._ends_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
@@ -241,7 +242,7 @@ class Supervisor:
         starting = asyncio.create_task(self._start())
         starting.add_done_callback(self._start_done)
         loop.call_later(_PING_EVERY_S, self._ping_children)
-        await self._stop_requested.wait()
+        await self._life.until(Lifecycle.DRAINING)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await self._stop()
@@ -345,7 +346,7 @@ class Supervisor:
             workers=sorted(self._alive),
             greatest=self._k,
             control=not self._control.ended.is_set(),
-            draining=self._stop_requested.is_set() or self._heartbeat.drain_within_s is not None,
+            lifecycle=self._life.state,
             beat=beat,
             accepts_per_s=_ACCEPTS_PER_WORKER_S * len(self._alive),
             without_clients=self._cut_off.without_clients,
@@ -375,6 +376,7 @@ class Supervisor:
 
     def drain_changed(self, within_s: float | None) -> None:
         """Workers close their connections and admit no more, or admit clients again (None)."""
+        self._life.become(Lifecycle.SERVING if within_s is None else Lifecycle.EVACUATING)
         message = Serve() if within_s is None else Evacuate(within_s, self._max_per_s())
         for child in (self._control, *self._workers):
             child.send(message)
@@ -387,7 +389,7 @@ class Supervisor:
         others = [
             node
             for node in (known.nodes if known is not None else ())
-            if node.run != self._run and node.alive and not node.draining
+            if node.run != self._run and node.alive and node.serves
         ]
         accepted_per_s = sum(node.accepts_per_s for node in others)
         return accepted_per_s / max(1, len(self._alive)) if accepted_per_s else None
@@ -507,7 +509,7 @@ class Supervisor:
             self._set_deaf(child, False)
             self._cut_off.process_ended(child)
             self._send_alive()
-        if self._stop_requested.is_set():
+        if self._life.ends:
             return
         if child.quick_deaths >= _FAILED_STARTS and not self._announced:
             self._fail(self._why_failed(child))
@@ -534,7 +536,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     def _restart(self, child: Child) -> None:
-        if self._stop_requested.is_set():
+        if self._life.ends:
             return
         child.stopped_listening.clear()
         try:
@@ -553,7 +555,7 @@ class Supervisor:
 
     def _fail(self, why: str) -> None:
         self._failure = why
-        self._stop_requested.set()
+        self._life.become(Lifecycle.DRAINING)
 
     # -- SIGHUP
 
@@ -589,7 +591,7 @@ class Supervisor:
 
     def _interrupt_received(self) -> None:
         self._interrupts += 1
-        self._stop_requested.set()
+        self._life.become(Lifecycle.DRAINING)
         if self._interrupts > 1:
             for child in (self._redis, self._control, *self._workers):
                 child.signal(signal.SIGKILL)
@@ -617,6 +619,7 @@ class Supervisor:
         await self._heartbeat.leave()
         self._redis.signal(signal.SIGTERM)
         await self._redis.wait_ended(_REDIS_ENDS_WITHIN_S)
+        self._life.become(Lifecycle.STOPPED)
         log.info("stopped")
 
     async def _wait_stopped_listening(self) -> None:

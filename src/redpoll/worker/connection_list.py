@@ -5,26 +5,25 @@ A page is bounded, so that clients are served in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappush, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from redpoll.cluster.questions import ListConnections
 from redpoll.loop.slices import walk
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
 
-__all__ = ["MAX_CONNECTIONS", "QUESTION", "page_of"]
+__all__ = ["MAX_CONNECTIONS", "page_of"]
 
-# Control asks every worker over `sys`: {"ask": QUESTION, "app", "find", "channel", "limit"}.
-QUESTION: Final = "connections"
 MAX_CONNECTIONS: Final = 500
 _MAX_CHANNELS_NAMED: Final = 20
 
 
-async def page_of(connections: Iterable[Connection], question: Mapping[str, Any]) -> dict[str, Any]:
-    """The newest `limit` connections of app `question["app"]`, "" for all apps: `{"total", "connections"}`.
+async def page_of(connections: Iterable[Connection], question: ListConnections) -> dict[str, Any]:
+    """The newest `limit` connections of the app, "" for all apps: `{"total", "connections"}`.
 
     `find` is a part of a socket id, an address, a library or a user id; `channel` is one they are subscribed to; "" for
     any. `total` counts all that match. One connection is `{socket, app, address, library, since, channels, named,
@@ -32,9 +31,8 @@ async def page_of(connections: Iterable[Connection], question: Mapping[str, Any]
 
     Searches for a slice in each pass of the loop.
     """
-    app_id, find = str(question.get("app", "")), str(question.get("find", ""))
-    channel = str(question.get("channel", ""))
-    limit = min(int(question.get("limit", MAX_CONNECTIONS)), MAX_CONNECTIONS)
+    app_id, find, channel = question.app, question.find, question.channel
+    limit = min(question.limit, MAX_CONNECTIONS)
     total = 0
     # The newest so far, the oldest of them first. The number decides between connections of one moment.
     newest: list[tuple[float, int, Connection]] = []

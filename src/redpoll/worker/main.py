@@ -6,7 +6,6 @@ A worker holds connections and nothing that must survive it. The supervisor cont
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import resource
 import signal
@@ -23,12 +22,13 @@ from redpoll._fanout import Flusher
 from redpoll._sockets import Poller
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
+from redpoll.cluster.lifecycle import Life, Lifecycle
 from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.stats import Stats
-from redpoll.cluster.survey import Survey
+from redpoll.cluster.survey import Answerers
 from redpoll.cluster.traces import TraceWriter
 from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.messages import (
@@ -56,7 +56,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 from redpoll.text import logs
-from redpoll.worker import connection_list
+from redpoll.worker.answers import answer_questions
 from redpoll.worker.aside import Aside
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
@@ -65,7 +65,6 @@ from redpoll.worker.hub.hub import Hub
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
-from redpoll.worker.replay import user_resume
 from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.timers.backpressure import Backpressure
 from redpoll.worker.timers.collector import Collector
@@ -90,14 +89,13 @@ _MAX_APPS_REPORTED = 100
 _MAX_PASSES_TO_SEND = 100
 _RESTARTING = "the server is restarting; connect again"
 _DRAINING = "the server is draining; connect again"
-_MOVED = "another server has more room; connect again"
 
 
 class Worker:
     """One worker. `run()` returns when everything is closed.
 
     `port` is the public port as bound; `tls_port` is None without TLS. `ready` is set once Redis knows this worker and
-    the directory is read; clients are admitted from then on. `ended` is set at the end of `run()`.
+    the directory is read; clients are admitted from then on, as `life` says.
     """
 
     def __init__(self, start: Start, child_pipe: ChildPipe) -> None:
@@ -106,11 +104,10 @@ class Worker:
         settings = start.settings
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
-        self.ended = asyncio.Event()
+        self.life = Life()
         self.loop_exceptions_total = 0
-        self._draining = asyncio.Event()
-        self._stopped_listening = False
-        self._max_per_s: float | None = None
+        # The order to close all connections and end, with its `max_per_s`.
+        self._stop: asyncio.Future[float | None] = self.loop.create_future()
         # Closes the connections of apps that were disabled or deleted.
         self._paced_close = PacedClose()
 
@@ -128,6 +125,7 @@ class Worker:
         self._drain = Drain(self.hub.everyone, self.janitor.spawn)
         self.directory = Directory(self.link, keys, on_change=self._app_changed)
         self.directory.require(None)
+        self.answerers = Answerers(self.link, keys, lambda: self.registry.w)
         self.registry = Registry(
             self.link,
             keys,
@@ -135,7 +133,7 @@ class Worker:
             self.directory,
             start.run,
             start.k,
-            on_sys=self._sys_message,
+            self.answerers,
             debounce_s=settings.webhook_debounce_s,
         )
         self.tracing = Tracing(
@@ -154,7 +152,7 @@ class Worker:
         self.hub.attach(
             self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, self.debugging
         )
-        self.survey = Survey(self.link, keys)
+        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.w)
         self.stats = Stats(self.link, keys)
         self.gate = Gate(
             settings,
@@ -162,6 +160,7 @@ class Worker:
             self.hub,
             self.janitor,
             self.directory,
+            self.life,
             start.requests_path,
             lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
             _max_connections(),
@@ -183,10 +182,10 @@ class Worker:
         self.janitor.start()
         self.aside.start()
         beginning = self.loop.create_task(self._begin())
-        await self._draining.wait()
+        max_per_s = await self._stop
         beginning.cancel()
         await asyncio.gather(beginning, return_exceptions=True)
-        await self._leave()
+        await self._leave(max_per_s)
 
     async def _begin(self) -> None:
         await self._has_shard_key.wait()
@@ -203,34 +202,37 @@ class Worker:
 
     def stop_listening(self) -> None:
         """Close the port, before any connection is closed (worker/timers/README.md "Draining")."""
-        self._stopped_listening = self.gate.draining = True
-        if self.listeners.close():
+        if self.life.become(Lifecycle.DRAINING):
+            self.listeners.close()
             self.child_pipe.send(ListenersClosed())
 
     def drain(self, max_per_s: float | None = None) -> None:
         """Close all connections with 4200, remove this worker from Redis, and end. `max_per_s` as in Drain."""
         self.stop_listening()
-        self._max_per_s = max_per_s
-        self._draining.set()
+        if not self._stop.done():
+            self._stop.set_result(max_per_s)
 
-    def evacuate(self, within_s: float | None, max_per_s: float | None = None) -> None:
-        """Close all connections with 4200 within this time and admit no more; everything else goes on. None: admit
-        clients again, and keep those that are still connected. `max_per_s` as in Drain."""
-        if within_s is None:
-            self._drain.cancel()
-            self.gate.draining = self._stopped_listening
+    def evacuate(self, within_s: float, max_per_s: float | None = None) -> None:
+        """Close all connections with 4200 within this time and admit no more; everything else goes on. `max_per_s` as
+        in Drain."""
+        if self.life.ends:
             return
-        self.gate.draining = True
+        self.life.become(Lifecycle.EVACUATING)
         self.hub.admission.dismiss(Refusal(Code.RECONNECT, _DRAINING))
         self._drain.begin(_DRAINING, within_s, max_per_s=max_per_s)
 
-    async def _leave(self) -> None:
+    def serve(self) -> None:
+        """Admit clients again, and keep those that are still connected."""
+        if self.life.become(Lifecycle.SERVING):
+            self._drain.cancel()
+
+    async def _leave(self, max_per_s: float | None) -> None:
         grace_s = self.start_message.settings.shutdown_grace_s
         try:
             async with asyncio.timeout(grace_s):
                 self.hub.admission.dismiss(Refusal(Code.RECONNECT, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
-                self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=self._max_per_s)
+                self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=max_per_s)
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -240,13 +242,14 @@ class Worker:
         self.aside.stop()
         self.listeners.finish()
         self.gate.http.close()
+        await self.answerers.finish()
         await self.hub.user_resume.finish()
         await self.registry.finish()
         await self.link.close()
         self.poller.close()
         self.collector.stop()
         self.child_pipe.close()
-        self.ended.set()
+        self.life.become(Lifecycle.STOPPED)
 
     # -- what others say -----------------------------------------------------------------------------------
 
@@ -267,7 +270,7 @@ class Worker:
             case Evacuate():
                 self.evacuate(message.within_s, message.max_per_s)
             case Serve():
-                self.evacuate(None)
+                self.serve()
             case TellReach():
                 self.child_pipe.send(ReachChanged(self.registry.reach))
             case EndService():
@@ -320,44 +323,6 @@ class Worker:
         everyone = self.hub.everyone
         count = everyone.count_of_app(app_id)
         self._paced_close.close(everyone.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)
-
-    def _sys_message(self, message: dict[str, Any]) -> None:
-        """Control or another worker asks every worker over `sys`, or another worker answers."""
-        question = message.get("ask")
-        if question is None:
-            if "answer" in message:
-                self.hub.user_resume.answered(message)
-            return
-        if question == user_resume.QUESTION:
-            self.hub.user_resume.asked(message)
-            return
-        answer: Any
-        if question == "terminate":
-            answer = self.hub.users.terminate(message["app"], message["user"])
-        elif question == "close":
-            answer = self.hub.close_socket(message["app"], message["socket"])
-        elif question == "count":
-            answer = len(self.hub.everyone)
-        elif question == "move":
-            answer = self._move(message)
-        elif question == connection_list.QUESTION:
-            self.janitor.spawn(self._list_connections(message))
-            return
-        else:
-            log.warning("unknown question", ask=question)
-            return
-        self.survey.answer(message["id"], self.registry.w, answer)
-
-    def _move(self, question: dict[str, Any]) -> int:
-        """Closes so many connections as `redpoll balance` says, and returns that number."""
-        target: int = question["targets"].get(self.registry.w, 0)
-        if target and not self.gate.draining:
-            self._drain.begin(_MOVED, question["within_s"], target=target, max_per_s=math.inf)
-        return target
-
-    async def _list_connections(self, question: dict[str, Any]) -> None:
-        page = await connection_list.page_of(self.hub.everyone.each(), question)
-        self.survey.answer(question["id"], self.registry.w, page)
 
     def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1

@@ -2,10 +2,12 @@ import asyncio
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from known_nodes import known
 from redpoll.cluster.membership.hold_call import hold_keys
-from redpoll.cluster.membership.reaper import Beats, Reaper, Run
+from redpoll.cluster.membership.reaper import Beats, Reaper
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
@@ -92,10 +94,10 @@ def test_earlier_name_of_a_living_process_is_dead_by_its_beats():
 def test_workers_of_a_dead_node_are_dead_at_once_but_not_those_that_return_before_its_supervisor():
     """A node that was cut off from Redis returned, and its members left and came back three times."""
     beats = Beats("aa")
-    alive = Run(True, (1,), 1)
+    alive = known("bb", workers=(1,), greatest=1)
     beats.set_nodes({"bb": alive})
     assert look(beats, 0.0, bb_1_0=7) == []
-    beats.set_nodes({"bb": alive._replace(alive=False)})
+    beats.set_nodes({"bb": replace(alive, alive=False)})
     assert look(beats, 1.0, bb_1_0=7) == ["bb.1.0"]
     # Its worker was fenced and took its next name.
     for second in range(4):
@@ -104,13 +106,13 @@ def test_workers_of_a_dead_node_are_dead_at_once_but_not_those_that_return_befor
     beats.set_nodes({"bb": alive})
     assert look(beats, 6.0, bb_1_1=4) == []
     # Dead again, together with its node.
-    beats.set_nodes({"bb": alive._replace(alive=False)})
+    beats.set_nodes({"bb": replace(alive, alive=False)})
     assert look(beats, 7.0, bb_1_1=4) == ["bb.1.1"]
 
 
 def test_worker_that_returned_without_its_supervisor_is_dead_by_its_beats():
     beats = Beats("aa")
-    beats.set_nodes({"bb": Run(False, (1,), 1)})
+    beats.set_nodes({"bb": known("bb", alive=False, workers=(1,), greatest=1)})
     assert look(beats, 0.0) == []
     for second in range(4):
         assert look(beats, 1.0 + second, bb_1_1=7) == []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from bus_publishing import publish_all
 from links import transports
 from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.questions import CloseSocket, publication
 from redpoll.cluster.redis.scripts import HOLD
 
 ROOM = "presence-room"
@@ -257,8 +258,10 @@ async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, key
 
 
 async def test_message_on_sys_reaches_the_owner(a, link, keys, wait_until):
-    await link.ask(b"PUBLISH", keys.sys, b'{"close":"1.2"}')
-    await wait_until(lambda: a.sys == [{"close": "1.2"}])
+    heard: list[CloseSocket] = []
+    a.answerers.hear(CloseSocket, heard.append)
+    await link.ask(*publication(keys, CloseSocket("1", "1.2")))
+    await wait_until(lambda: heard == [CloseSocket("1", "1.2")])
 
 
 async def test_exception_in_an_event_handler_does_not_stop_the_registry(a, b, wait_until, link, truth):

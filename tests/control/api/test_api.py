@@ -656,11 +656,12 @@ async def test_a_publish_that_got_503_can_be_repeated_and_is_published_once(make
 @pytest.fixture
 async def answering(redis, wait_until):
     """`await answering(…)`: live workers; the named ones answer, and `.asked` has the questions to all of them."""
-    import msgspec
 
+    from redpoll.cluster.directory import DirectoryChanged
+    from redpoll.cluster.questions import TerminateUser
     from redpoll.cluster.redis.keys import Keys
     from redpoll.cluster.redis.link import Link
-    from redpoll.cluster.survey import Survey
+    from redpoll.cluster.survey import Answerers
 
     keys, links = Keys("rp"), []
 
@@ -674,12 +675,13 @@ async def answering(redis, wait_until):
         workers = Workers()
 
         def hears(topic, payload):
-            question = msgspec.json.decode(payload)
-            if "ask" in question:
-                workers.asked.append(question)
-                for w in who_answer:
-                    Survey(link, keys).answer(question["id"], w, None)
+            for answerers in table:
+                answerers.received(payload)
 
+        table = [Answerers(link, keys, lambda w=w: w) for w in who_answer]
+        table[0].hear(DirectoryChanged, lambda change: None)
+        for answerers in table:
+            answerers.answer(TerminateUser, workers.asked.append)
         link.on_push = hears
         link.start()
         await link.wait_up()
@@ -700,8 +702,7 @@ async def test_terminate_asks_every_worker_for_the_user_of_this_app(plane, answe
     workers = await answering(["r.1.1", "r.2.1"], ["r.1.1", "r.2.1"])
     reply = await plane.call("POST", path + "/users/u%201/terminate_connections", {})
     assert (reply.status, reply.body) == (200, b"{}")
-    ((asked),) = workers.asked
-    assert {name: asked[name] for name in ("ask", "app", "user")} == {"ask": "terminate", "app": "3", "user": "u 1"}
+    assert [(question.app, question.user) for question in workers.asked] == [("3", "u 1")] * 2
 
 
 async def test_terminate_is_503_if_a_worker_does_not_answer(plane, answering):
@@ -758,7 +759,7 @@ async def test_the_python_library_triggers_and_reads_channels(plane, library, he
 async def test_the_python_library_terminates_the_connections_of_a_user(plane, library, answering):
     workers = await answering(["r.1.1"], ["r.1.1"])
     assert await library("terminate_user_connections", "u1") == {}
-    assert [(asked["app"], asked["user"]) for asked in workers.asked] == [("3", "u1")]
+    assert [(question.app, question.user) for question in workers.asked] == [("3", "u1")]
 
 
 async def test_the_python_library_raises_its_own_errors(plane, library):

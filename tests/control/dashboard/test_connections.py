@@ -1,12 +1,11 @@
 """The page of connections asks every worker and shows the answers."""
 
-import json
-
 import pytest
 
+from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
-from redpoll.cluster.survey import Survey
+from redpoll.cluster.survey import Answerers
 from redpoll.ipc.messages import LivingWorkers
 
 W = "0123456789ab.1.1"
@@ -18,17 +17,18 @@ async def worker(redis, plane):
 
     class Worker:
         def __init__(self):
-            self.answers = {"connections": {"total": 0, "connections": []}, "close": 0}
+            self.answers = {ListConnections: {"total": 0, "connections": []}, CloseSocket: 0}
             self.asked = []
 
-        def heard(self, _topic, payload):
-            message = json.loads(payload)
-            if "ask" in message:
-                self.asked.append(message)
-                Survey(link, keys).answer(message["id"], W, self.answers[message["ask"]])
+        def answer(self, question):
+            self.asked.append(question)
+            return self.answers[type(question)]
 
     keys, link, made = Keys("rp"), Link(redis.url), Worker()
-    link.on_push = made.heard
+    answerers = Answerers(link, keys, lambda: W)
+    for kind in made.answers:
+        answerers.answer(kind, made.answer)
+    link.on_push = lambda _topic, payload: answerers.received(payload)
     link.start()
     await link.wait_up()
     await link.ask(b"HSET", keys.beat, W, 1)
@@ -47,23 +47,20 @@ def connection(**changed):
 async def test_connections_are_shown_escaped(browser, worker):
     bad = "<script>alert(1)"
     rows = [connection(), connection(socket="3.4", user=bad, library=bad, address=bad, named=[bad])]
-    worker.answers["connections"] = {"total": 2, "connections": rows}
+    worker.answers[ListConnections] = {"total": 2, "connections": rows}
     page = (await browser.get("/dashboard/apps/3/connections?find=a&channel=news")).body.decode()
     assert "js 8.6.0" in page
     assert "2.0 KiB" in page
     assert "<script>alert" not in page
-    assert {name: worker.asked[0][name] for name in ("app", "find", "channel")} == {
-        "app": "3",
-        "find": "a",
-        "channel": "news",
-    }
+    question = worker.asked[0]
+    assert (question.app, question.find, question.channel) == ("3", "a", "news")
 
 
 async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):
-    worker.answers["close"] = 1
+    worker.answers[CloseSocket] = 1
     reply = await browser.post("/dashboard/apps/3/connections/close", socket="1.2")
     assert reply.status == 303
-    assert worker.asked[-1]["socket"] == "1.2"
+    assert worker.asked[-1].socket == "1.2"
     assert "connections kick" in (await browser.get("/dashboard/audit")).body.decode()
 
 

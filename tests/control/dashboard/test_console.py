@@ -67,7 +67,7 @@ async def asked(redis, monkeypatch):
     link.subscribe((Keys("rp").sys,), done.set_result)
     await done
     # It asks again if the answers don't arrive in time.
-    yield lambda: {(message["app"], message["socket"]) for message in heard if message.get("ask") == "close"}
+    yield lambda: {(message["app"], message["socket"]) for message in heard if message["type"] == "CloseSocket"}
     await link.close()
 
 
@@ -92,8 +92,8 @@ async def test_connections_of_ended_sessions_do_not_wait_until_displaced_ones_ar
     """While a worker hangs, each close takes 2 s."""
     closing = set()
 
-    async def ask(_question, *, app, socket):
-        closing.add((app, socket))
+    async def ask(question):
+        closing.add((question.app, question.socket))
         await asyncio.Event().wait()
 
     monkeypatch.setattr(plane.plane.dashboard._console._survey, "ask", ask)

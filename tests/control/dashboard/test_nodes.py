@@ -2,12 +2,13 @@
 
 import re
 
+from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.ipc.messages import NodesChanged
 
 
 async def test_nodes_are_shown_with_their_state(plane, browser, node):
     here = node("0123456789ab", "here", workers=[1, 2], started=1_700_000_000.0)
-    others = [node("1" * 12, "gone", alive=False), node("2" * 12, "leaving<", draining=True)]
+    others = [node("1" * 12, "gone", alive=False), node("2" * 12, "leaving<", lifecycle=Lifecycle.DRAINING)]
     plane.plane.receive(NodesChanged([here, *others], "0123456789ab"))
     page = (await browser.get("/dashboard/nodes")).body.decode()
     rows = [re.sub(r"<[^>]+>|\s+", " ", row).split() for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)[1:]]

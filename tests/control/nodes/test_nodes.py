@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from redpoll.cluster.nodes import Fitness
+from redpoll.cluster.lifecycle import Lifecycle
+from redpoll.cluster.nodes import Fitness, NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.config.settings import Settings
 from redpoll.control.commands import commands
@@ -19,14 +20,14 @@ async def test_rows_have_connections_of_living_workers_and_are_sorted_by_name(no
     async def read_workers():
         return {f"{ONE}.1.0": {"connections": 3}, f"{ONE}.2.1": {"connections": 4}, f"{TWO}.1.0": {"connections": 9}}
 
-    nodes = NodeList(read_workers)
+    nodes = NodeList(NodesView(ONE), read_workers)
     assert await nodes.rows() == []
     found = [
-        node(THREE, "c", draining=True),
+        node(THREE, "c", lifecycle=Lifecycle.EVACUATING),
         node(TWO, "b", workers=[1], alive=False),
         node(ONE, "a", workers=[1, 2], started=5.0),
     ]
-    nodes.take(NodesChanged(found, ONE))
+    nodes.view.take(found, ONE)
     rows = [(row.name, row.workers, row.connections, row.leader, row.draining, row.alive) for row in await nodes.rows()]
     assert rows == [
         ("a", 2, 7, True, False, True),
@@ -40,11 +41,11 @@ async def test_rows_say_how_much_of_the_leaders_work_a_node_can_do(node):
     async def read_workers():
         return {}
 
-    nodes = NodeList(read_workers)
+    nodes = NodeList(NodesView(ONE), read_workers)
     found = [
         node(run, run[0], fitness=fitness) for run, fitness in zip((ONE, TWO, THREE), reversed(Fitness), strict=True)
     ]
-    nodes.take(NodesChanged(found, ONE))
+    nodes.view.take(found, ONE)
     assert [row.fitness for row in await nodes.rows()] == ["fit", "no record store", "unfit"]
 
 

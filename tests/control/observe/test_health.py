@@ -2,13 +2,15 @@
 
 import pytest
 
+from redpoll.cluster.lifecycle import Life, Lifecycle
 from redpoll.control.observe.health import Health
 from redpoll.protocol.errors import ApiError
 
 
 async def test_ready_only_if_redis_directory_and_workers_are_ready():
     answers = {"redis": False}
-    health = Health(lambda: answers["redis"])
+    life = Life()
+    health = Health(life, lambda: answers["redis"])
     assert health.obstacle() == "Redis doesn't answer"
     answers["redis"] = True
     assert health.obstacle() == "the directory of apps isn't written yet"
@@ -19,18 +21,20 @@ async def test_ready_only_if_redis_directory_and_workers_are_ready():
     assert (await health.ready(None)).status == 200
     health.cut_off = [0, 2]
     assert health.obstacle() == "worker 0 and worker 2 can't reach Redis"
-    health.draining = True
+    life.become(Lifecycle.EVACUATING)
+    assert health.obstacle() == "an operator drains this server"
+    life.become(Lifecycle.DRAINING)
     assert health.obstacle() == "this server is stopping"
 
 
 async def test_not_ready_is_503_with_a_reason():
     with pytest.raises(ApiError) as error:
-        await Health(lambda: False).ready(None)
+        await Health(Life(), lambda: False).ready(None)
     assert error.value.status == 503
     assert "Redis" in error.value.message
 
 
 async def test_live_is_200_even_without_redis():
-    health = Health(lambda: False)
+    health = Health(Life(), lambda: False)
     assert (await health.live(None)).status == 200
     assert (await health.root(None)).body == b"OK"

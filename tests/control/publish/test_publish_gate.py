@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from known_nodes import known
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.nodes import KnownNode, Node
+from redpoll.cluster.nodes import Node, NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.control.publish import publish_gate
@@ -23,8 +24,9 @@ class World:
     def __init__(self, link, keys, connect, wait_until) -> None:
         self.link = link
         self.keys = keys
-        self.gate = PublishGate(Bus(link, keys), link, keys.nodes, OWN)
-        self.gate.alive = [1]
+        self.view = NodesView(OWN)
+        self.view.alive = [1]
+        self.gate = PublishGate(Bus(link, keys), link, keys.nodes, self.view)
         self.reads = 0
         read_nodes = self.gate._read_nodes
 
@@ -49,7 +51,6 @@ class World:
             workers=workers,
             greatest=9,
             control=True,
-            draining=False,
             beat=next(self._beats),
             without_clients=without_clients,
         )
@@ -66,13 +67,9 @@ class World:
 
     def know(self, run: str = OTHER, *, last_beat: int | None = None, workers=(1,), without_clients=()) -> None:
         """What the supervisor says of another node. `last_beat`: it is dead since this heartbeat."""
-        about = {"version": "1", "store": "s", "started": 0.0, "greatest": 9, "control": True, "draining": False}
-        own = KnownNode(run=OWN, name="a", alive=True, workers=[1], beat=0, **about)
         alive, beat = last_beat is None, last_beat or 0
-        other = KnownNode(
-            run=run, name="b", alive=alive, workers=workers, beat=beat, without_clients=without_clients, **about
-        )
-        self.gate.take_nodes([own, other])
+        other = known(run, "b", alive=alive, workers=workers, beat=beat, without_clients=without_clients)
+        self.view.take([known(OWN, workers=[1]), other], None)
 
     async def subscribe(self, *names: str) -> None:
         link = await self._connect()
@@ -136,7 +133,7 @@ async def test_it_waits_until_the_supervisor_knows_the_other_nodes(world):
     await world.subscribe(f"{OWN}.1")
     world.wait()
     await world.stays_closed(1)
-    world.gate.take_nodes([])
+    world.view.take([], None)
     await world.opens()
 
 
@@ -152,7 +149,7 @@ async def test_connection_of_a_dead_worker_does_not_stand_in_for_a_living_one(wo
 
 
 async def test_node_that_the_supervisor_does_not_know_yet_counts(world):
-    world.gate.take_nodes([])
+    world.view.take([], None)
     world.keep_beating(OWN)
     world.keep_beating(OTHER)
     await world.subscribe(f"{OWN}.1")
@@ -161,7 +158,7 @@ async def test_node_that_the_supervisor_does_not_know_yet_counts(world):
 
 
 async def test_worker_without_clients_is_not_waited_for_if_both_heartbeat_and_supervisor_say_so(world):
-    world.gate.alive, world.gate.without_clients = [1, 2], [2]
+    world.view.alive, world.view.without_clients = [1, 2], [2]
     await world.subscribe(f"{OWN}.1", f"{OTHER}.1")
     world.keep_beating(OWN)
     await world.beat(OTHER, workers=(1, 2), without_clients=(2,))

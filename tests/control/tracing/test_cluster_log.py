@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
-from redpoll.cluster.node_survey import NodeSurvey
+from known_nodes import known
+from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.survey import Answerers, NodeSurvey
 from redpoll.control.tracing import cluster_log
 from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.store.call_batch import CallBatch, CallRow
@@ -26,7 +28,8 @@ class Node:
     def __init__(self, event_log: EventLog, link: Link, name: str):
         self.event_log = event_log
         self.link = link
-        self.survey = NodeSurvey(link, Keys(), RUNS[name], answer_s=60)
+        self.view = NodesView(RUNS[name])
+        self.survey = NodeSurvey(link, Keys(), self.view, answer_s=60)
         self.log = ClusterLog(event_log, self.survey, name)
         link.on_push, link.on_up = self.survey.received, self.survey.link_up
 
@@ -55,8 +58,7 @@ async def nodes(redis, tmp_path):
     for name in RUNS:
         event_log = await EventLog.open(tmp_path / f"{name}.sqlite", 10_000, 1e9)
         nodes[name] = Node(event_log, Link(redis.url), name)
-        others = {run: other for other, run in RUNS.items() if other != name}
-        nodes[name].survey.set_others(others)
+        nodes[name].view.take([known(run, other) for other, run in RUNS.items()], None)
         nodes[name].link.start()
     look = nodes["one"].link
     await look.wait_up()
@@ -97,7 +99,7 @@ async def test_node_that_does_not_answer_is_named_and_its_newer_calls_come_on_no
     one, two = nodes
     await one.write(call(100), call(300))
     await two.write(call(50), call(400))
-    answerers, two.survey.answerers = two.survey.answerers, {}
+    answerers, two.survey.answerers = two.survey.answerers, Answerers(two.link, Keys(), lambda: "")
     one.survey._answer_s = 0.5
     first = await one.log.find("3", Query(), 1)
     assert ([row.time_ms - BASE_MS for row in first.calls], first.missing) == ([300], ["two"])
@@ -109,7 +111,7 @@ async def test_node_that_does_not_answer_is_named_and_its_newer_calls_come_on_no
 async def test_cursor_of_a_node_that_was_alone_goes_on_with_its_own_log(nodes):
     one, two = nodes
     await one.write(call(100), call(300))
-    two.survey.set_others({})
+    two.view.take([], None)
     await two.write(call(50), call(200), call(400))
     first = await two.log.find("3", Query(), 1)
     assert first.next.isdigit()

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from redpoll.cluster.lifecycle import Lifecycle
+
 
 @pytest.fixture
 def quick():
@@ -165,7 +167,7 @@ async def test_a_drained_worker_refuses_waiting_clients_with_4200(bench):
     worker.drain()
     frame = await (await asyncio.wait_for(second, 60)).next()
     assert frame["data"]["code"] == 4200
-    await asyncio.wait_for(worker.ended.wait(), 60)
+    await asyncio.wait_for(worker.life.until(Lifecycle.STOPPED), 60)
 
 
 async def test_messages_sent_before_the_greeting_are_handled_after_it(bench):

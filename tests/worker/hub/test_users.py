@@ -5,6 +5,7 @@ import json
 
 import websockets
 
+from redpoll.cluster.questions import CloseSocket, Question, TerminateUser
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
@@ -13,13 +14,13 @@ SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
 
 
-async def ask(bench, what: str, **about) -> dict:
+async def ask(bench, question: Question) -> dict:
     """As control does: ask every worker and collect the answers."""
     link = Link(bench.redis.url)
     link.start()
     await link.wait_up()
     try:
-        return await Survey(link, Keys(), answer_s=60).ask(what, **about)
+        return await Survey(link, Keys(), answer_s=60).ask(question)
     finally:
         await link.close()
 
@@ -127,7 +128,7 @@ class TestTerminate:
         for tab in tabs:
             await tab.sign_in("7")
         await stranger.sign_in("8")
-        answers = await ask(bench, "terminate", app="1", user="7")
+        answers = await ask(bench, TerminateUser("1", "7"))
         assert answers == {one.registry.w: 2, other.registry.w: 1}
         assert await asyncio.gather(*(tab.closed_with() for tab in tabs)) == [4009, 4009, 4009]
         await stranger.nothing_more()
@@ -137,7 +138,7 @@ class TestTerminate:
         worker = await bench.start()
         member = await bench.client(worker)
         await member.subscribe("presence-p", {"user_id": "7"})
-        assert await ask(bench, "terminate", app="1", user="7") == {worker.registry.w: 0}
+        assert await ask(bench, TerminateUser("1", "7")) == {worker.registry.w: 0}
         await member.nothing_more()
 
     async def test_the_same_user_of_another_app_stays(self, bench):
@@ -145,7 +146,7 @@ class TestTerminate:
         client, meant = await bench.client(worker), await bench.client(worker, bench.other)
         await client.sign_in("7")
         await meant.sign_in("7", bench.other)
-        assert await ask(bench, "terminate", app="2", user="7") == {worker.registry.w: 1}
+        assert await ask(bench, TerminateUser("2", "7")) == {worker.registry.w: 1}
         assert await meant.closed_with() == 4009
         await client.nothing_more()
 
@@ -153,7 +154,7 @@ class TestTerminate:
         worker = await bench.start()
         client = await bench.client(worker)
         await client.sign_in("7")
-        await ask(bench, "terminate", app="1", user="7")
+        await ask(bench, TerminateUser("1", "7"))
         again = await bench.client(worker)
         await again.sign_in("7")
         await again.nothing_more()
@@ -163,7 +164,7 @@ class TestClosingASocket:
     async def test_only_that_connection_is_closed(self, bench):
         one, other = await bench.start(), await bench.start()
         meant, neighbour = await bench.client(other), await bench.client(other)
-        answers = await ask(bench, "close", app="1", socket=meant.socket_id)
+        answers = await ask(bench, CloseSocket("1", meant.socket_id))
         assert answers == {one.registry.w: 0, other.registry.w: 1}
         assert await meant.closed_with() == 4009
         await neighbour.nothing_more()
@@ -172,17 +173,8 @@ class TestClosingASocket:
         worker = await bench.start()
         client = await bench.client(worker)
         for app, socket in (("2", client.socket_id), ("1", "1.2"), ("1", "nonsense"), ("1", "²."), ("1", "")):
-            assert await ask(bench, "close", app=app, socket=socket) == {worker.registry.w: 0}
+            assert await ask(bench, CloseSocket(app, socket)) == {worker.registry.w: 0}
         await client.nothing_more()
-
-
-async def test_an_unknown_question_is_ignored(bench):
-    worker = await bench.start()
-    await bench.bus.not_listening(["0123456789ab.1"])
-    worker._sys_message({"ask": "the way", "id": "1"})
-    client = await bench.client(worker)
-    await client.nothing_more()
-    assert worker.loop_exceptions_total == 0
 
 
 async def test_terminating_a_closing_connection_does_nothing(bench):
@@ -190,7 +182,7 @@ async def test_terminating_a_closing_connection_does_nothing(bench):
     client = await bench.client(worker)
     await client.sign_in("7")
     closing = asyncio.create_task(client.socket.close())
-    await ask(bench, "terminate", app="1", user="7")
+    await ask(bench, TerminateUser("1", "7"))
     await closing
     await bench.settled(worker, lambda: not len(worker.hub.everyone))
     assert isinstance(client.socket.protocol.close_exc, websockets.ConnectionClosed)

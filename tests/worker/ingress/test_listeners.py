@@ -276,8 +276,8 @@ class TestUnfinishedHandshakes:
         reader, writer = await asyncio.open_connection("127.0.0.1", edge.listeners.tls_port)
         writer.write(client_hello()[:50])
         await wait_until(lambda: edge.listeners.entering == 1)
-        assert edge.listeners.close()
-        assert not edge.listeners.close()
+        edge.listeners.close()
+        edge.listeners.close()
         assert edge.listeners.entering == 1
         edge.listeners.finish()
         assert await until_end(reader) == b""

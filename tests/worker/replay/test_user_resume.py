@@ -7,6 +7,7 @@ import pytest
 import redis as redis_py
 
 from proxy import Proxy
+from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
 from redpoll.worker.replay import user_resume
 
@@ -302,7 +303,7 @@ class TestThePoint:
         finish = ending.hub.user_resume.finish
         ending.hub.user_resume.finish = lambda: finish(60)
         ending.drain()
-        await asyncio.wait_for(ending.ended.wait(), 60)
+        await asyncio.wait_for(ending.life.until(Lifecycle.STOPPED), 60)
         assert all(point_of(resuming, str(n))[0] for n in range(30))
         await resuming.publish_numbers("news", range(3))
         again = await resuming.client(staying)

@@ -76,7 +76,7 @@ async def test_cancelled_drain_leaves_connections_open(crowd, bench):
     worker.evacuate(1000.0, math.inf)
     await bench.settled(worker, lambda: len(worker.hub.everyone) == 5)
     assert worker._drain._paced._batches
-    worker.evacuate(None)
+    worker.serve()
     assert not worker._drain._paced._batches
     (left,) = [client for count, client in clients if count == 3]
     await left.send("pusher:ping")

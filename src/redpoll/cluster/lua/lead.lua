@@ -38,7 +38,7 @@ local function is_outdone()
     -- The leader that it replaces is dead, or an earlier run of this node.
     if nodes[i] ~= ARGV[1] and nodes[i] ~= name and not dead[nodes[i]] then
       local node = cjson.decode(nodes[i + 1])
-      if not node['draining'] and (node['fitness'] or 2) > tonumber(ARGV[7]) then return true end
+      if (node['lifecycle'] or 'serving') == 'serving' and (node['fitness'] or 2) > tonumber(ARGV[7]) then return true end
     end
   end
   return false

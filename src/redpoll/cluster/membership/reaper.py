@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import hiredis
 import structlog
@@ -18,13 +18,13 @@ import structlog
 from redpoll.cluster.directory import read_app
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
 from redpoll.cluster.membership.orphans import orphans
-from redpoll.cluster.nodes import Unchanged
+from redpoll.cluster.nodes import KnownNode, Unchanged
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
 from redpoll.cluster.redis.values import MemberEntry, WorkerId
 
-__all__ = ["Beats", "Reaper", "Run"]
+__all__ = ["Beats", "Reaper"]
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +45,6 @@ def _no_hooks(app_id: str) -> str:
 
 def _no_history(app_id: str, channel: str) -> bool:
     return False
-
-
-class Run(NamedTuple):
-    """What is known of one node: whether it lives, the `k` of its living workers, and the greatest `k` it assigned. If
-    it is dead, also the number of its last heartbeat."""
-
-    alive: bool
-    workers: Collection[int]
-    greatest: int
-    beat: int = 0
 
 
 class Beats:
@@ -78,16 +68,18 @@ class Beats:
         self._returned: set[str] = set()
         self._has_read = False
         self._run = run
-        self._own = Run(True, (), -1)
-        self._nodes: Mapping[str, Run] = {}
+        # The living workers of the own node, and the greatest `k` it assigned.
+        self._alive: Collection[int] = ()
+        self._greatest = -1
+        self._nodes: Mapping[str, KnownNode] = {}
 
     def set_alive(self, ks: set[int], greatest: int) -> None:
         """The own supervisor's list, which is newer than its heartbeat."""
-        self._own = Run(True, frozenset(ks), greatest)
+        self._alive, self._greatest = frozenset(ks), greatest
 
-    def set_nodes(self, nodes: Mapping[str, Run]) -> None:
-        """The nodes by run, as of their last heartbeats."""
-        self._nodes = dict(nodes)
+    def set_nodes(self, nodes: Mapping[str, KnownNode]) -> None:
+        """The other nodes by run, as of their last heartbeats."""
+        self._nodes = nodes
 
     def read(self, table: dict[str, bytes], now: float) -> None:
         """Takes the beat table; `now` is when the reply came."""
@@ -109,19 +101,19 @@ class Beats:
             return True
         return self._unchanged.reads(w) >= self._max_same and not self._is_supervised(w)
 
-    def _node(self, run: str) -> Run | None:
-        return self._own if run == self._run else self._nodes.get(run)
-
     def _is_supervised(self, w: str) -> bool:
         # The present name of a process of a live node. Its supervisor decides about it.
         run, k, n = WorkerId.parse(w)
-        node = self._node(run)
-        return node is not None and node.alive and self._present.get((run, k)) == n
+        if self._present.get((run, k)) != n:
+            return False
+        return run == self._run or (run in self._nodes and self._nodes[run].alive)
 
     def is_reported_dead(self, w: str) -> bool:
         """Whether the worker's node is dead, or its supervisor says that this worker ended."""
         run, k, _ = WorkerId.parse(w)
-        node = self._node(run)
+        if run == self._run:
+            return k not in self._alive and k <= self._greatest
+        node = self._nodes.get(run)
         if node is None:
             return False
         if not node.alive:
@@ -129,10 +121,10 @@ class Beats:
         return k not in node.workers and k <= node.greatest
 
     def _is_of_dead_node(self, w: str) -> bool:
-        node = self._node(WorkerId.parse(w).run)
+        node = self._nodes.get(WorkerId.parse(w).run)
         return node is not None and not node.alive
 
-    def forgotten(self) -> dict[str, Run]:
+    def forgotten(self) -> dict[str, KnownNode]:
         """The dead nodes of which no worker is left in the last table, by run."""
         with_workers = {WorkerId.parse(w).run for w in self.table}
         return {run: node for run, node in self._nodes.items() if not node.alive and run not in with_workers}
@@ -187,8 +179,8 @@ class Reaper:
         self._beats.set_alive(ks, greatest)
         self._alive_changed.set()
 
-    def set_nodes(self, nodes: Mapping[str, Run]) -> None:
-        """The nodes by run, at control's start and at every change."""
+    def set_nodes(self, nodes: Mapping[str, KnownNode]) -> None:
+        """The other nodes by run, at control's start and at every change."""
         self._beats.set_nodes(nodes)
         self._alive_changed.set()
 

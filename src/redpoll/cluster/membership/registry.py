@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import hiredis
-import msgspec
 import structlog
 
 from redpoll.cluster.canary import Canary
-from redpoll.cluster.directory import Directory
+from redpoll.cluster.directory import Directory, DirectoryChanged
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_removed, worker_of
 from redpoll.cluster.history import History
 from redpoll.cluster.membership.catchup import Catchup
@@ -35,6 +34,7 @@ from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.survey import Answerers
 from redpoll.loop.slices import Cursor, Slices
 from redpoll.protocol.apps import App
 
@@ -65,8 +65,7 @@ def _ignore(message: Any) -> None:
 class Registry:
     """One per worker. Takes over the link's callbacks.
 
-    `on_sys(message)` gets messages on the topic `sys` that are not for the directory. `debounce_s` is as
-    in `Sync`.
+    `answerers` gets the messages on the topic `sys`; this class adds the directory's. `debounce_s` is as in `Sync`.
 
     Signed-in users: `sign_in(app, user_id)` and `sign_out(app_id, user_id)`, see signed_in.py. Watched users:
     `watch(app_id, user_id)` and `unwatch`, see online.py. Connections: `admit(app, ticket)` for each one, and
@@ -81,13 +80,14 @@ class Registry:
         directory: Directory,
         run: str,
         k: int,
+        answerers: Answerers,
         *,
-        on_sys: Callable[[dict[str, Any]], None] = _ignore,
         timings: Timings | None = None,
         debounce_s: float = 3.0,
     ) -> None:
         timings = timings or Timings()
-        self.on_sys = on_sys
+        answerers.hear(DirectoryChanged, directory.apply)
+        self._answerers = answerers
         self.history = History(link, keys)
         self.canary = Canary(link, keys, run, k, timings.canary_s)
         self._link = link
@@ -401,11 +401,9 @@ class Registry:
             self._push_delta(local_channel, payload)
 
     def _push_sys(self, payload: bytes) -> None:
-        message = msgspec.json.decode(payload)
-        if "dir" in message:
-            self._directory.apply(message["dir"])
-        else:
-            self.on_sys(message)
+        # An empty one only tries whether the topic may be used (redis/check.py).
+        if payload:
+            self._answerers.received(payload)
 
     def _push_delta(self, local_channel: LocalChannel, payload: bytes) -> None:
         letter, name = payload[0], self._incarnation.name

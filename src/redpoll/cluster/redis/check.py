@@ -58,7 +58,7 @@ async def examine(link: Link, keys: Keys) -> RedisCheck:
     for needed in (
         (b"SET", probe, b"1", b"PX", 1000),
         (b"EVAL", b"return redis.call('GET', KEYS[1])", 1, probe),
-        (keys.publish, keys.sys, b"{}"),
+        (keys.publish, keys.sys, b""),
         (b"PUBSUB", b"SHARDNUMSUB" if keys.sharded else b"NUMSUB", keys.sys),
     ):
         answer = await _ask(link, *needed)

@@ -18,6 +18,7 @@ import msgspec
 
 from redpoll.cluster.bus import Outgoing, Unavailable
 from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
+from redpoll.cluster.questions import TerminateUser
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.occupancy import ChannelPage, Occupancy, TooManyChannels
@@ -339,7 +340,7 @@ class Api:
         user_id = request.parameters[-1]
         if len(user_id) > MAX_USER_ID_CHARS:
             raise ApiError("bad_request", f"a user id has at most {MAX_USER_ID_CHARS} characters")
-        await self._survey.ask("terminate", app=request.app.id, user=user_id)
+        await self._survey.ask(TerminateUser(request.app.id, user_id))
         return request.ok(EMPTY_OBJECT)
 
     async def authorize(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.history import ChannelHistory
@@ -215,9 +216,8 @@ async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
 
 async def _connections_list(context: Context, args: dict[str, Any]) -> Any:
     app = _app(context, args["app"])
-    found = await _survey(context).ask(
-        "connections", app=app.id, find=args["find"], channel=args["channel"], limit=args["limit"]
-    )
+    question = ListConnections(app.id, args["find"], args["channel"], args["limit"])
+    found = await _survey(context).ask(question)
     rows = [connection for page in found.values() for connection in page["connections"]]
     rows.sort(key=lambda row: row["since"], reverse=True)
     return {"total": sum(page["total"] for page in found.values()), "connections": rows[: args["limit"]]}
@@ -247,7 +247,7 @@ async def _usage(context: Context, args: dict[str, Any]) -> Any:
 
 async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
     app = _app(context, args["app"])
-    answers = await _survey(context).ask("close", app=app.id, socket=args["id"])
+    answers = await _survey(context).ask(CloseSocket(app.id, args["id"]))
     if not sum(answers.values()):
         raise CommandError(f"this app has no connection with the socket id {args['id']}")
     await context.note("connections kick", app.id, args["id"])
@@ -274,7 +274,7 @@ async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _balance(context: Context, args: dict[str, Any]) -> Any:
-    nodes = context.running("balancing connections").nodes
+    nodes = context.running("balancing connections").nodes.view
     done = await balance(_survey(context), nodes, args["within_s"])
     await context.note("balance", detail=f"within {args['within_s']:g} s")
     return done
@@ -282,7 +282,7 @@ async def _balance(context: Context, args: dict[str, Any]) -> Any:
 
 def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
     cluster = context.running("draining a node")
-    run = cluster.nodes.live_run(name)
+    run = cluster.nodes.view.live_run(name)
     if run is None:
         raise CommandError(f"there is no live node with the name {name}; `redpoll node list` shows all")
     return cluster, run

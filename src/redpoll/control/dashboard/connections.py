@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.survey import Survey
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import Exports
@@ -48,7 +49,7 @@ class ConnectionPages:
     async def find(self, app_id: str, *, find: str = "", channel: str = "", limit: int = _SHOWN) -> Found:
         """The newest connections of an app that match, over all workers."""
         try:
-            pages = await self._survey.ask("connections", app=app_id, find=find, channel=channel, limit=limit)
+            pages = await self._survey.ask(ListConnections(app_id, find, channel, limit))
         except Unavailable as error:
             return Found([], 0, str(error))
         rows = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
@@ -66,7 +67,7 @@ class ConnectionPages:
     async def close(self, visit: Visit) -> Response:
         """POST …/connections/close: socket."""
         app, socket = visit.app, visit.form.text("socket")
-        answers = await self._survey.ask("close", app=app.id, socket=socket)
+        answers = await self._survey.ask(CloseSocket(app.id, socket))
         closed = sum(answers.values())
         if closed:
             await visit.note("connections kick", app, socket)
@@ -79,7 +80,7 @@ class ConnectionPages:
         find, channel = form.text("find"), form.text("channel")
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            pages = await self._survey.ask("connections", app=app.id, find=find, channel=channel, limit=_EXPORTED)
+            pages = await self._survey.ask(ListConnections(app.id, find, channel, _EXPORTED))
             found = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
             progress.total = progress.done = len(found)
             return [{**row, "named": " ".join(row["named"])} for row in found]

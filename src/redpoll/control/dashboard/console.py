@@ -23,6 +23,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.questions import CloseSocket
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.api import Api
 from redpoll.control.dashboard.access import AccessControl, Visit
@@ -219,7 +220,7 @@ class ConsolePages:
         app_id, socket_id = key
         lease = self._leases.get(key)
         with contextlib.suppress(Unavailable):
-            await self._survey.ask("close", app=app_id, socket=socket_id)
+            await self._survey.ask(CloseSocket(app_id, socket_id))
             self._displaced.pop(key, None)
             if self._leases.get(key) == lease:
                 self._leases.pop(key, None)

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from redpoll.cluster.nodes import NodesView
+from redpoll.cluster.questions import Count, Move
 from redpoll.cluster.survey import Survey
-from redpoll.control.nodes.nodes import NodeList
 
 __all__ = ["balance", "plan"]
 
@@ -52,16 +53,16 @@ def _from_fullest(counts: Mapping[str, int], total: int) -> dict[str, int]:
     return {}
 
 
-async def balance(survey: Survey, nodes: NodeList, within_s: float) -> dict[str, Any]:
+async def balance(survey: Survey, nodes: NodesView, within_s: float) -> dict[str, Any]:
     """Asks the workers to close connections evenly over `within_s` seconds, or longer if the nodes that have room can't
     accept so many. Returns `{moved, within_s}`. Raises Unavailable; a part may be closing then."""
     taking_part = nodes.serving()
-    connections = await survey.ask("count")
+    connections = await survey.ask(Count())
     targets = plan(connections, frozenset(taking_part))
     moved = sum(targets.values())
     if moved:
         giving = {w.partition(".")[0] for w in targets}
         accepted_per_s = sum(n for run, n in taking_part.items() if run not in giving) or sum(taking_part.values())
         within_s = max(within_s, moved / max(1, accepted_per_s))
-        await survey.ask("move", targets=targets, within_s=within_s)
+        await survey.ask(Move(targets, within_s))
     return {"moved": moved, "within_s": round(within_s, 1)}

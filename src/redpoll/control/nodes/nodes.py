@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from redpoll.cluster.nodes import Fitness, KnownNode
-from redpoll.ipc.messages import NodesChanged
+from redpoll.cluster.nodes import Fitness, NodesView
 
 __all__ = ["NodeList", "NodeRow"]
 
@@ -39,22 +38,11 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 class NodeList:
     """`read_workers()` returns the workers' counters by worker name."""
 
-    def __init__(self, read_workers: Callable[[], Awaitable[Mapping[str, Mapping[str, float]]]]) -> None:
+    def __init__(
+        self, view: NodesView, read_workers: Callable[[], Awaitable[Mapping[str, Mapping[str, float]]]]
+    ) -> None:
+        self.view = view
         self._read_workers = read_workers
-        self._nodes: Sequence[KnownNode] = ()
-        self._leader: str | None = None
-
-    def take(self, message: NodesChanged) -> None:
-        self._nodes, self._leader = message.nodes, message.leader
-
-    def live_run(self, name: str) -> str | None:
-        """The run of the live node with this name; of several, the one that was started last. None if there is none."""
-        found = [node for node in self._nodes if node.name == name and node.alive]
-        return max(found, key=lambda node: node.started).run if found else None
-
-    def serving(self) -> dict[str, int]:
-        """The live nodes that admit clients, by run, and how many clients per second each can take over."""
-        return {node.run: node.accepts_per_s for node in self._nodes if node.alive and not node.draining}
 
     async def rows(self) -> list[NodeRow]:
         """All nodes, also dead ones whose workers are not removed yet, by name and start."""
@@ -69,11 +57,11 @@ class NodeList:
                 up_since=node.started,
                 workers=len(node.workers) if node.alive else 0,
                 connections=int(connections.get(node.run, 0)) if node.alive else 0,
-                leader=node.run == self._leader,
-                draining=node.draining,
+                leader=node.run == self.view.leader,
+                draining=not node.serves,
                 alive=node.alive,
                 fitness=_FITNESS[node.fitness],
             )
-            for node in self._nodes
+            for node in self.view.nodes
         ]
         return sorted(rows, key=lambda row: (row.name, row.up_since))

@@ -1,7 +1,7 @@
 """Health checks: `/healthz` (alive), `/readyz` (ready) and `/`.
 
 The server is ready if Redis answers and delivers messages, every worker of this machine has reported ready once (so it
-has the app records), and the server isn't stopping. Other modules set these facts.
+has the app records), and the server isn't stopping or drained. Other modules set these facts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from redpoll.cluster.lifecycle import Life
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.protocol.errors import ApiError
@@ -19,11 +20,14 @@ _TEXT: Final = header_line("Content-Type", "text/plain; charset=utf-8")
 
 
 class Health:
-    """`redis_answers()` is called at every request; the attributes are set when their fact changes. `enter` answers `/`
-    on the control port, where it leads to the dashboard."""
+    """`life` is control's. `redis_answers()` is called at every request; the attributes are set when their fact
+    changes. `enter` answers `/` on the control port, where it leads to the dashboard."""
 
     def __init__(
-        self, redis_answers: Callable[[], bool], enter: Callable[[Request], Awaitable[Response]] | None = None
+        self,
+        life: Life,
+        redis_answers: Callable[[], bool],
+        enter: Callable[[Request], Awaitable[Response]] | None = None,
     ) -> None:
         self.directory_written = False
         self.workers_ready = False
@@ -31,16 +35,15 @@ class Health:
         self.deaf: Sequence[int] = ()
         # Workers that can't reach Redis and admit no clients.
         self.cut_off: Sequence[int] = ()
-        self.draining = False
-        self.evacuating = False
+        self._life = life
         self._redis_answers = redis_answers
         self._enter = enter
 
     def obstacle(self) -> str | None:
         """Why this server isn't ready, in one sentence; None if it is ready."""
-        if self.draining:
+        if self._life.ends:
             return "this server is stopping"
-        if self.evacuating:
+        if not self._life.admits:
             return "an operator drains this server"
         if not self._redis_answers():
             return "Redis doesn't answer"

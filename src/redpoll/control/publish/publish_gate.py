@@ -13,14 +13,14 @@ before the break. Two kinds of workers aren't waited for, because no client can 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 import hiredis
 import msgspec
 import structlog
 
-from redpoll.cluster.nodes import KnownNode, Node
+from redpoll.cluster.nodes import Node, NodesView
 from redpoll.cluster.redis.link import Link, LinkDown
 
 __all__ = ["PublishGate"]
@@ -61,25 +61,13 @@ class _Seen:
 
 
 class PublishGate:
-    """`run` is this node's. `alive` are the `k` of its living workers, `without_clients` those of them that have no
-    clients and admit none; `take_nodes` takes what the supervisor says about the others.
+    """`wait` returns when publishes may go on; cancel it when the connection breaks."""
 
-    `wait` returns when publishes may go on; cancel it when the connection breaks.
-    """
-
-    def __init__(self, topics: _Topics, link: Link, nodes_key: bytes, run: str) -> None:
+    def __init__(self, topics: _Topics, link: Link, nodes_key: bytes, view: NodesView) -> None:
         self._topics = topics
         self._link = link
         self._key = nodes_key
-        self._run = run
-        self.alive: Sequence[int] = ()
-        self.without_clients: Sequence[int] = ()
-        # By run: the other nodes as the supervisor last described them. None before its first heartbeat.
-        self._others: dict[str, KnownNode] | None = None
-
-    def take_nodes(self, nodes: Sequence[KnownNode]) -> None:
-        """All nodes, as the supervisor last described them."""
-        self._others = {node.run: node for node in nodes if node.run != self._run}
+        self._view = view
 
     async def wait(self) -> None:
         loop = asyncio.get_running_loop()
@@ -109,20 +97,21 @@ class PublishGate:
             # After a break the wait is cancelled; after an error nothing was seen.
             return
         entries: dict[str, bytes] = {run.decode(): entry for run, entry in table.items()}
-        for run in {*seen, *entries, *(self._others or ())}:
+        for run in {*seen, *entries, *self._view.others}:
             seen.setdefault(run, _Seen(entries.get(run))).read(entries.get(run))
 
     async def _missing(self, seen: Mapping[str, _Seen], subscribed: set[str]) -> list[str] | None:
         """Whom publishes wait for, with the names of their nodes; None before our own node's first heartbeat."""
-        if self._others is None:
+        view, own_run = self._view, self._view.run
+        if not view.known:
             return None
-        own_names = [f"{self._run}.{k}" for k in self.alive if k not in self.without_clients]
-        by_run = {run: self._workers_of(run, one) for run, one in seen.items() if run != self._run}
+        own_names = [f"{own_run}.{k}" for k in view.alive if k not in view.without_clients]
+        by_run = {run: self._workers_of(run, one) for run, one in seen.items() if run != own_run}
         wanted = {*own_names, *(name for names in by_run.values() for name in names)}
         absent = set(await self._topics.not_listening(sorted(wanted - subscribed)))
         subscribed |= wanted - absent
         missing = [name for name in own_names if name in absent]
-        own = seen.get(self._run)
+        own = seen.get(own_run)
         for run, names in sorted(by_run.items()):
             one = seen[run]
             without_sign = not one.changed and one.reads > _MAX_READS_WITHOUT_SIGN and absent >= names
@@ -133,7 +122,7 @@ class PublishGate:
 
     def _workers_of(self, run: str, one: _Seen) -> set[str]:
         """The names of a node's workers that may have clients."""
-        described = (self._others or {}).get(run)
+        described = self._view.others.get(run)
         node: Node | None = None
         if one.entry is not None:
             try:
@@ -156,5 +145,5 @@ class PublishGate:
         return {f"{run}.{k}" for k in alive - ignored}
 
     def _name_of(self, run: str) -> str:
-        described = (self._others or {}).get(run)
+        described = self._view.others.get(run)
         return described.name if described is not None else "a new node"

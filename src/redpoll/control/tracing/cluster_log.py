@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from redpoll.cluster.node_survey import NodeSurvey
+from redpoll.cluster.questions import Question
+from redpoll.cluster.survey import NodeSurvey
 from redpoll.store.call_batch import CallRow
 from redpoll.store.eventlog import EventLog, Query, SpanRow
 
 __all__ = ["ClusterLog", "FoundCalls", "FoundTrace"]
 
-_FIND: Final = "event log"
-_TRACE: Final = "trace"
 # What a node returns to another at a time. With fewer calls than were asked for, the search says that there are more.
 _MAX_ANSWER_BYTES: Final = 2_000_000
 _MAX_NUMBER_CHARS: Final = 15
@@ -63,6 +62,22 @@ class _Cursor(msgspec.Struct):
         return query._replace(until_ms=min(self.until_ms, query.until_ms or self.until_ms))
 
 
+class FindCalls(Question, frozen=True):
+    """Asks a node for the newest `limit` calls of an app in its event log, from `cursor` on."""
+
+    app: str
+    query: Query
+    limit: int
+    cursor: _Cursor
+
+
+class FindTrace(Question, frozen=True):
+    """Asks a node for a call and its spans."""
+
+    app: str
+    trace_id: str
+
+
 class _Page(msgspec.Struct):
     """A node's calls and their cursors, newest first. `more`: it has older ones."""
 
@@ -78,8 +93,8 @@ class ClusterLog:
         self._log = event_log
         self._survey = survey
         self._name = name
-        survey.answerers[_FIND] = self._answer_find
-        survey.answerers[_TRACE] = self._answer_trace
+        survey.answerers.answer_later(FindCalls, self._answer_find)
+        survey.answerers.answer_later(FindTrace, self._answer_trace)
 
     async def find(self, app_id: str, query: Query, limit: int, cursor: str | None = None) -> FoundCalls:
         """At most `limit` calls of an app, newest first. Raises ValueError: the cursor is none of ours."""
@@ -87,9 +102,9 @@ class ClusterLog:
         if self._survey.alone:
             found = await self._log.find(app_id, position.narrow(query, self._name), limit)
             return FoundCalls(found.calls, None if found.next is None else str(found.next), [])
-        about = {"app": app_id, "query": query, "limit": limit, "cursor": position}
         own, others = await asyncio.gather(
-            self._page(app_id, position.narrow(query, self._name), limit), self._survey.ask(_FIND, **about)
+            self._page(app_id, position.narrow(query, self._name), limit),
+            self._survey.ask(FindCalls(app_id, query, limit, position)),
         )
         pages = {name: msgspec.json.decode(answer, type=_Page) for name, answer in others.answers.items()}
         calls, following = _merge({self._name: own, **pages}, position, limit)
@@ -98,7 +113,7 @@ class ClusterLog:
     async def trace(self, app_id: str, trace_id: str) -> FoundTrace | None:
         """None if no node that answered has such a call."""
         own, others = await asyncio.gather(
-            self._log.trace(app_id, trace_id), self._survey.ask(_TRACE, app=app_id, trace_id=trace_id)
+            self._log.trace(app_id, trace_id), self._survey.ask(FindTrace(app_id, trace_id))
         )
         found = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
         call = next((call for call, _ in found if call is not None), None)
@@ -112,10 +127,8 @@ class ClusterLog:
         found = await self._log.find(app_id, query, limit)
         return _Page(found.calls, list(found.cursors), found.next is not None)
 
-    async def _answer_find(self, question: Mapping[str, Any]) -> _Page:
-        cursor = msgspec.convert(question["cursor"], _Cursor)
-        query = cursor.narrow(msgspec.convert(question["query"], Query), self._name)
-        page = await self._page(question["app"], query, question["limit"])
+    async def _answer_find(self, question: FindCalls) -> _Page:
+        page = await self._page(question.app, question.cursor.narrow(question.query, self._name), question.limit)
         size = 0
         for at, call in enumerate(page.calls):
             size += len(msgspec.json.encode(call))
@@ -123,8 +136,8 @@ class ClusterLog:
                 return _Page(page.calls[:at], page.cursors[:at], True)
         return page
 
-    async def _answer_trace(self, question: Mapping[str, Any]) -> _Trace:
-        return await self._log.trace(question["app"], question["trace_id"])
+    async def _answer_trace(self, question: FindTrace) -> _Trace:
+        return await self._log.trace(question.app, question.trace_id)
 
 
 def _identity(call: CallRow) -> tuple[str, int, str, str]:

@@ -18,6 +18,7 @@ from redpoll import _engine, _frame
 from redpoll._fanout import Flusher
 from redpoll._small_map import SmallMap
 from redpoll.cluster.directory import Directory
+from redpoll.cluster.lifecycle import Life
 from redpoll.config.config import Settings
 from redpoll.config.proxies import TrustedProxies
 from redpoll.http.connection import HttpConnection
@@ -61,7 +62,8 @@ class _Upgrade(NamedTuple):
 
 
 class Gate:
-    """Decides about every connection of a worker. `ready()`: the directory is loaded and Redis is connected.
+    """Decides about every connection of a worker. `life` is the worker's; `ready()`: the directory is loaded and Redis
+    is connected.
 
     `max_connections` counts all sockets of this worker; at most half of them may be HTTP connections. HTTP requests go
     to the control plane at the Unix socket `requests_path`.
@@ -74,6 +76,7 @@ class Gate:
         hub: Hub,
         janitor: Janitor,
         directory: Directory,
+        life: Life,
         requests_path: str,
         ready: Callable[[], bool],
         max_connections: int,
@@ -84,6 +87,7 @@ class Gate:
         self.hub = hub
         self.janitor = janitor
         self._directory = directory
+        self._life = life
         self._ready = ready
         self._max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
@@ -106,7 +110,6 @@ class Gate:
         self._arrivals = ClientLibraries()
         self._random = b""
         self._random_at = 0
-        self.draining = False
         # Connections in PROXY or TLS setup (listeners.py).
         self.entering = 0
         self.connections = 0
@@ -262,11 +265,11 @@ class Gate:
             self._answer(connection, status, "bad_request", text, extra)
             return
         full = self._held() > self._max_connections and not self.strangers.make_room(connection.address)
-        if self.draining or not self._ready() or full:
+        if not self._life.admits or not self._ready() or full:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").
             self.upgrades_refused_total += 1
-            text = "this server is full" if self._ready() and not self.draining else "this server isn't ready"
+            text = "this server is full" if self._ready() and self._life.admits else "this server isn't ready"
             self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
             return
         upgrade = _read(request)

@@ -73,7 +73,6 @@ class Listeners:
         # Handshakes and their deadlines, nearly in order: PROXY headers come first.
         self._handshakes: dict[TlsSocket, tuple[float, Introduced]] = {}
         self._expiring: asyncio.Handle | None = None
-        self._closed = False
         # (TLS connections accepted, connections) when memory was last given back.
         self._tidied = (0, 0)
         self._accepted_by_tls = 0
@@ -99,23 +98,20 @@ class Listeners:
         """Read the certificate again. False: it can't be used and the old one stays, or there is no TLS port."""
         return self._certificate is not None and self._certificate.reload()
 
-    def close(self) -> bool:
+    def close(self) -> None:
         """Accept nothing more, and let HTTP requests under way end. Connections in PROXY or TLS setup finish that; the
-        gate then refuses them. False: closed before.
+        gate then refuses them.
         """
-        if self._closed:
-            return False
-        self._closed = True
         for listening in list(self._accepting):
             self._loop.remove_reader(listening)
         self._accepting.clear()
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
         self._plain.close()
         if self._tls is not None:
             self._tls.close()
         self._gate.http.drain()
-        return True
 
     def finish(self) -> None:
         """Cancel connections that are still in PROXY or TLS setup."""
@@ -139,7 +135,7 @@ class Listeners:
     # -- accepting -----------------------------------------------------------------------------------------
 
     def _accept_from(self, listening: socket.socket, certificate: Certificate | None) -> None:
-        if not self._closed:
+        if listening.fileno() >= 0:
             self._accepting.add(listening)
             self._loop.add_reader(listening, self._accept, listening, certificate)
 

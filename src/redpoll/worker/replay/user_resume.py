@@ -17,10 +17,10 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
-import msgspec
 import structlog
 
 from redpoll import _frame
+from redpoll.cluster.questions import SilenceOfUser, UserSilent, publication
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.values import MemberEntry
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["QUESTION", "Returned", "UserResume"]
+__all__ = ["Returned", "UserResume"]
 
 log = structlog.get_logger()
 
-# The question that workers ask each other over `sys`.
-QUESTION: Final = "resume"
 # Messages sent this long before the last bytes came may be missing: they were on their way.
 _IN_FLIGHT_S: Final = 1.0
 # How long other workers' answers are waited for. They need some of it to ping their connections.
@@ -195,16 +193,16 @@ class UserResume:
         for user in users:
             self._add(connection, user)
 
-    def asked(self, message: dict[str, Any]) -> None:
+    def asked(self, message: SilenceOfUser) -> None:
         """A worker asks over `sys` about a user. This worker answers if it is among those that Redis lists."""
-        if self._registry.w in message["of"]:
+        if self._registry.w in message.of:
             self._spawn(self._answer(message))
 
-    def answered(self, message: dict[str, Any]) -> None:
+    def answered(self, message: UserSilent) -> None:
         """A worker answers over `sys`, this worker or another one that asked."""
-        question = self._questions.get(message["answer"])
+        question = self._questions.get(message.id)
         if question is not None:
-            question.add(message["age_s"])
+            question.add(message.age_s)
 
     async def finish(self, timeout_s: float = 1.0) -> None:
         """The worker ends. Its clients connect elsewhere at once, so wait until Redis has all points."""
@@ -314,8 +312,7 @@ class UserResume:
         id_ = token_hex(8)
         question = self._questions[id_] = _Question(len(workers))
         try:
-            message = {"ask": QUESTION, "id": id_, "app": app_id, "user": user, "of": workers}
-            await self._link.ask(self._keys.publish, self._keys.sys, msgspec.json.encode(message))
+            await self._link.ask(*publication(self._keys, SilenceOfUser(id_, app_id, user, workers)))
             async with asyncio.timeout(_ANSWERS_S):
                 await question.complete.wait()
         except TimeoutError:
@@ -325,11 +322,9 @@ class UserResume:
             del self._questions[id_]
         return max((age_s for age_s in question.ages if age_s is not None), default=None)
 
-    async def _answer(self, message: dict[str, Any]) -> None:
-        age_s = await self._silence(self._latest(message["app"], message["user"]))
-        # Over `sys`, as the question: a list in Redis would have to be polled.
-        answer = msgspec.json.encode({"answer": message["id"], "age_s": age_s})
-        self._link.call(self._keys.publish, self._keys.sys, answer)
+    async def _answer(self, message: SilenceOfUser) -> None:
+        age_s = await self._silence(self._latest(message.app, message.user))
+        self._link.call(*publication(self._keys, UserSilent(message.id, age_s)))
 
     def _replay_attached(self, connection: Connection, point: int) -> None:
         """Replay the channels that the connection subscribed to before its user was known."""
