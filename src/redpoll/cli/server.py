@@ -55,14 +55,15 @@ def serve(config_path: str | None, **flags: Any) -> None:
     """
     settings = settings_of(config_path, flags)
     from redpoll.doctor import capacity
-    from redpoll.host import supervisor
+    from redpoll.host.serve import StartError
+    from redpoll.host.serve import serve as run_server
     from redpoll.text import logs
 
     logs.configure(settings, "supervisor")
     capacity.log_shortages(settings)
     try:
-        code = supervisor.serve(settings, reread=lambda: config.load(flags, os.environ, config_path)[0])
-    except supervisor.StartError as error:
+        code = run_server(settings, reread=lambda: config.load(flags, os.environ, config_path)[0])
+    except StartError as error:
         fail(error)
     sys.exit(code)
 

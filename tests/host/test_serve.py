@@ -1,0 +1,80 @@
+"""What `redpoll serve` does before the supervisor runs: the data folder, sockets, limits."""
+
+import resource
+import socket
+
+from redpoll.config.certificate import read_pair
+from redpoll.host.serve import child_command
+from supervised import Tree
+
+
+async def test_data_folder_that_others_can_list_is_logged(tree, wait_until):
+    (tree.folder / "data").mkdir()
+    (tree.folder / "data").chmod(0o755)
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    assert "data folder open to others" in tree.err
+    assert f"chmod 700 {tree.folder / 'data'}" in tree.err
+
+
+async def test_port_in_use_is_reported_and_nothing_starts(tree, tmp_path, wait_until):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree.start(port=port)
+        assert tree.process.wait(60) == 1
+    assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
+    assert tree.pids("control") == []
+
+
+async def test_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):
+    tree.start()
+    await wait_until(lambda: tree.is_ready)
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = Tree(other_folder, tree.redis_url)
+    other.start(data_dir=tree.folder / "data")
+    assert other.process.wait(60) == 1
+    assert f"is in use by redpoll serve, process {tree.process.pid}" in other.err
+
+
+async def test_file_limit_is_raised_for_all_children(tree, wait_until):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tree.start(before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
+    await wait_until(lambda: tree.is_ready)
+    assert tree.notes("worker0")[0]["files"] == hard
+    assert f"file limit raised before=256 now={hard}" in tree.err
+
+
+async def test_files_in_the_data_folder_are_private(tree, wait_until):
+    tree.start(redis_url="")
+    await wait_until(lambda: tree.is_ready)
+    folder = tree.folder / "data"
+    modes = {path: path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]}
+    assert not any(modes.values()), modes
+
+
+# -- TLS
+
+
+async def test_tls_port_in_use_is_reported(tree, pair):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree.start(**pair | {"tls_port": port})
+        assert tree.process.wait(60) == 1
+    assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
+
+
+async def test_workers_read_a_copy_of_the_pair_that_is_deleted_at_stop(tree, pair, wait_until):
+    tree.start(**pair)
+    await wait_until(lambda: tree.is_ready)
+    ours = tree.folder / "data" / "tls.pem"
+    assert tree.notes("worker0")[0]["pair"] == [str(ours), str(ours)]
+    assert ours.read_bytes() == read_pair(pair["tls_cert"], pair["tls_key"])
+    assert ours.stat().st_mode & 0o777 == 0o600
+    assert tree.stop() == 0
+    assert not ours.exists()
+
+
+def test_command_line_of_a_child_names_its_role():
+    assert child_command("worker", 3, 9)[1:] == ["-P", "-m", "redpoll", "worker", "3", "--pipe", "9"]
+    assert child_command("control", 0, 9)[-3:] == ["control", "--pipe", "9"]
