@@ -81,4 +81,4 @@ async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until
     worker.hub.writable_signal.wait(connection, fail)
     worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     await wait_until(lambda: calls == [1])
-    assert worker.loop_exceptions_total == 1
+    assert worker.statistics.loop_exceptions_total == 1

@@ -1,7 +1,6 @@
 """A worker from its start to its end: ready, drained, and nothing left in Redis."""
 
 import asyncio
-import json
 
 import aiohttp
 import pytest
@@ -11,7 +10,7 @@ import websockets
 from bus_publishing import publish_all
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
-from redpoll.cluster.redis.keys import TAGS, Keys
+from redpoll.cluster.redis.keys import Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
 
 
@@ -132,29 +131,6 @@ async def test_the_port_is_closed_before_any_connection(bench):
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", worker.port)
     await client.nothing_more()
-
-
-async def test_its_counters_are_in_redis(bench, client_of_redis):
-    worker = await bench.start()
-    client = await bench.client(worker)
-    await client.subscribe("news")
-    await bench.change(max_connections=5)
-    await client.sign_in("7")
-    await bench.publish("news", "headline", "{}")
-    await client.next()
-    worker.janitor._stats()
-    await bench.settled(worker, lambda: worker.link.unanswered == 0)
-    process = worker.registry.w.rpartition(".")[0]
-    w, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
-    assert w == worker.registry.w
-    assert stats["connections"] == 1
-    assert stats["subscriptions"] == 1
-    assert stats["channels"] == 1
-    assert stats["users"] == 1
-    # Connections, client events, events sent.
-    assert stats["by_app"] == {"1": [1, 0, 1]}
-    assert stats["messages_received_total"] >= 1
-    assert stats["loop_exceptions_total"] == 0
 
 
 async def test_no_client_loses_its_connection_when_redis_restarts(own_redis, bench_on):

@@ -9,7 +9,6 @@ import asyncio
 import os
 import resource
 import signal
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -17,7 +16,6 @@ import msgspec
 import structlog
 import uvloop
 
-from redpoll import _engine
 from redpoll._fanout import Flusher
 from redpoll._sockets import Poller
 from redpoll.cluster.bus import Bus
@@ -52,25 +50,24 @@ from redpoll.ipc.messages import (
     ToWorker,
 )
 from redpoll.loop.slices import walk
-from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
 from redpoll.text import logs
 from redpoll.worker.answers import answer_questions
+from redpoll.worker.app_changes import AppChanges
 from redpoll.worker.aside import Aside
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
-from redpoll.worker.hub.everyone import UnsentBytes
 from redpoll.worker.hub.hub import Hub
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
 from redpoll.worker.replay.user_resume import UserResume
+from redpoll.worker.statistics import Statistics
 from redpoll.worker.timers.backpressure import Backpressure
 from redpoll.worker.timers.collector import Collector
 from redpoll.worker.timers.drain import Drain
-from redpoll.worker.timers.janitor import STATS_EVERY_TICKS, Janitor
-from redpoll.worker.timers.paced_close import PacedClose
+from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["Worker", "main"]
 
@@ -81,10 +78,6 @@ log = structlog.get_logger()
 _RESERVED_DESCRIPTORS = 64
 # The part of the grace over which connections are closed; the rest is for the answers to our Close frames.
 _SHARE_OF_GRACE = 0.7
-# Over how long the connections of an app that was disabled or deleted are closed.
-_CLOSED_WITHIN_S = 10.0
-# Apps with figures of their own in the statistics, those with the most connections: all are one value in Redis.
-_MAX_APPS_REPORTED = 100
 # A traced event counts as sent after this many loop passes, though other events still wait.
 _MAX_PASSES_TO_SEND = 100
 _RESTARTING = "the server is restarting; connect again"
@@ -94,8 +87,8 @@ _DRAINING = "the server is draining; connect again"
 class Worker:
     """One worker. `run()` returns when everything is closed.
 
-    `port` is the public port as bound; `tls_port` is None without TLS. `ready` is set once Redis knows this worker and
-    the directory is read; clients are admitted from then on, as `life` says.
+    `ready` is set once Redis knows this worker and the directory is read; clients are admitted from then on, as `life`
+    says.
     """
 
     def __init__(self, start: Start, child_pipe: ChildPipe) -> None:
@@ -105,25 +98,19 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
         self.life = Life()
-        self.loop_exceptions_total = 0
         # The order to close all connections and end, with its `max_per_s`.
         self._stop: asyncio.Future[float | None] = self.loop.create_future()
-        # Closes the connections of apps that were disabled or deleted.
-        self._paced_close = PacedClose()
-
         self.poller = Poller(self.loop)
         self.collector = Collector(self.loop)
         self.flusher = Flusher(self._schedule_flush, settings.max_unsent_bytes, poller=self.poller)
         self.hub = Hub(self.flusher)
         self.link = open_link(start.redis_url)
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
-        # The record store's shard key is known.
         self._has_shard_key = asyncio.Event()
-        self._unsent = UnsentBytes(self.hub.everyone, STATS_EVERY_TICKS)
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
-        self.janitor = Janitor(settings, self._write_stats, self.backpressure)
+        self.janitor = Janitor(settings, lambda: self.statistics.write(), self.backpressure)
         self._drain = Drain(self.hub.everyone, self.janitor.spawn)
-        self.directory = Directory(self.link, keys, on_change=self._app_changed)
+        self.directory = Directory(self.link, keys, on_change=lambda *change: self._app_changes.changed(*change))
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.w)
         self.registry = Registry(
@@ -136,24 +123,17 @@ class Worker:
             self.answerers,
             debounce_s=settings.webhook_debounce_s,
         )
-        self.tracing = Tracing(
-            TraceWriter(self.link, keys, start.run),
-            lambda: self.registry.w,
-            settings.trace_calls_per_second,
-            when_sent=self._when_sent,
-        )
+        self.tracing = self._open_tracing(keys)
         # /readyz says which worker it is.
         self.registry.on_deaf = lambda broken: child_pipe.send(Deaf(broken))
         self.registry.on_reach = lambda reach: child_pipe.send(ReachChanged(reach))
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
-        self.debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")
-        self.hub.attach(
-            self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, self.debugging
-        )
+        debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
+        self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
         answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.w)
-        self.stats = Stats(self.link, keys)
+        self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.gate = Gate(
             settings,
             self.flusher,
@@ -168,11 +148,27 @@ class Worker:
         self.janitor.head_late = self.gate.head_late
         self.janitor.http_late = self.gate.http.late
         self.listeners = Listeners(start, self.gate)
-        self.port, self.tls_port = self.listeners.port, self.listeners.tls_port
+        self.statistics = Statistics(
+            self.link, Stats(self.link, keys), self.registry, self.gate, self.listeners, self.backpressure
+        )
+
+    @property
+    def port(self) -> int:
+        """The public port as bound."""
+        return self.listeners.port
+
+    def _open_tracing(self, keys: Keys) -> Tracing:
+        start = self.start_message
+        return Tracing(
+            TraceWriter(self.link, keys, start.run),
+            lambda: self.registry.w,
+            start.settings.trace_calls_per_second,
+            when_sent=self._when_sent,
+        )
 
     async def run(self) -> None:
         """Serve until drained."""
-        self.loop.set_exception_handler(self._loop_exception)
+        self.loop.set_exception_handler(self.statistics.loop_exception)
         self.loop.add_signal_handler(signal.SIGTERM, self.drain)
         self.child_pipe.attach(self.loop, TO_WORKER, self._supervisor_message, _supervisor_died)
         # Said also if it never changes: publishes wait for this worker until it is subscribed, or out of service.
@@ -192,7 +188,7 @@ class Worker:
         await self.registry.start()
         while not self.registry.ready:
             await asyncio.sleep(0.02)
-        self._write_stats()
+        self.statistics.write()
         self.collector.start()
         self.ready.set()
         self.child_pipe.send(Ready())
@@ -290,46 +286,8 @@ class Worker:
             logs.configure(settings, f"worker {self.start_message.number}")
         self.gate.settings_changed(settings)
 
-    def _app_changed(self, app_id: str, old: App | None, new: App | None) -> None:
-        """An app's record changed. It counts at once, for open connections too."""
-        self.debugging.app_changed(app_id, new)
-        if new is not None:
-            self.hub.everyone.app_changed(new)
-        self.registry.app_changed(old, new)
-        if old is None:
-            return
-        if new is None:
-            self._close_app(app_id, Code.UNKNOWN_KEY, "the app was deleted")
-            return
-        self.hub.users.app_changed(old, new)
-        if bool(new.user_resume_s) != bool(old.user_resume_s):
-            self._each_of_app(app_id, self.hub.user_resume.switch)
-        if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
-            self._each_of_app(app_id, self.janitor.sign_in_timeout_changed)
-        if not new.enabled:
-            self._close_app(app_id, Code.APP_DISABLED, "the app is disabled")
-
-    def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
-        """Calls `work` with each open connection of the app, a slice of them in each pass of the loop. It follows the
-        record as it is then."""
-
-        def follow(connection: Connection) -> None:
-            if connection.state == _engine.OPEN:
-                work(connection)
-
-        self.janitor.spawn(walk(self.hub.everyone.each_of_app(app_id), follow))
-
-    def _close_app(self, app_id: str, code: int, message: str) -> None:
-        everyone = self.hub.everyone
-        count = everyone.count_of_app(app_id)
-        self._paced_close.close(everyone.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)
-
-    def _loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.loop_exceptions_total += 1
-        log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
-
     def _on_tick(self) -> None:
-        self._unsent.advance()
+        self.statistics.unsent.advance()
         self.tracing.flush()
         self.gate.http.beat()
 
@@ -345,73 +303,6 @@ class Worker:
             self._when_sent(then, passes - 1)
         else:
             then()
-
-    # -- statistics -----------------------------------------------------------------------------------------
-
-    def _write_stats(self) -> None:
-        if not self.link.up:
-            return
-        engine, flusher, gate = _engine.counters(), self.flusher, self.gate
-        self.stats.write(
-            self.registry.w,
-            {
-                "connections": gate.connections,
-                "connections_total": gate.connections_total,
-                "messages_received_total": engine["messages_received"],
-                "bytes_received_total": engine["bytes_received"],
-                "frames_posted_total": flusher.frames_posted,
-                "frames_written_total": flusher.frames_written,
-                "bytes_written_total": flusher.bytes_written,
-                "unsent_bytes": self._unsent.total,
-                "slow_consumers_closed_total": flusher.overruns,
-                "send_errors_total": flusher.sinks_closed_on_error,
-                "callback_errors_total": engine["callback_errors"],
-                "protocol_faults_total": engine["protocol_faults"],
-                "loop_exceptions_total": self.loop_exceptions_total,
-                "loop_lag_seconds": self.janitor.loop_lag.take_s(),
-                "redis_reconnects_total": self.link.reconnects,
-                "redis_errors_total": self.link.errors,
-                "redis_lag_seconds": self.registry.canary.lag_s,
-                "redis_canaries_missed_total": self.registry.canary.missed,
-                "redis_connection_state": self.registry.connection_state.value,
-                "channels": self.registry.occupied_channels,
-                "subscriptions": self.registry.subscriptions,
-                "users": len(self.hub.users),
-                "brakes_total": self.backpressure.times_on,
-                "handshakes_failed_total": self.listeners.handshakes_failed_total,
-                "upgrades_refused_total": gate.upgrades_refused_total,
-                "address_limited_total": gate.addresses.refused,
-                "crowded_out_total": gate.strangers.closed_total,
-                "channels_limited_total": self.hub.channels_refused,
-                "subscribes_limited_total": gate.refusals.subscribes,
-                "address_subscribes_limited_total": self.hub.subscribe_rates.refused,
-                "http_connections": len(gate.http.connections),
-                "http_forwarded_total": gate.http.link.requests_total,
-                "http_unconfirmed_total": gate.http.link.unconfirmed_total,
-                **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
-                "rewinds_total": self.hub.replayer.begun,
-                "replayed_total": self.hub.replayer.replayed,
-                "history_pages_total": self.hub.history_requests.answered,
-                "catchups_total": self.registry.catchups,
-                "history_lost_total": self.registry.histories_lost,
-                "by_app": self._apps(),
-                "events_unkept_total": self.hub.client_events.bus.unkept,
-                "events_unhooked_total": self.hub.client_events.bus.unhooked + self.registry.unhooked,
-            },
-        )
-
-    def _apps(self) -> dict[str, list[int]]:
-        """By app its connections, client events and events sent to clients, for the apps with the most connections."""
-        connections = Counter(self.hub.everyone.counts())
-        client_events, sent = self.hub.client_events.received, self.hub.events_sent
-        by_app = {
-            app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
-            for app_id, count in connections.most_common(_MAX_APPS_REPORTED)
-        }
-        # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
-        for app_id in [app_id for app_id in client_events if app_id not in connections][:_MAX_APPS_REPORTED]:
-            by_app.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
-        return by_app
 
 
 def _max_connections() -> int:

@@ -113,7 +113,7 @@ async def test_a_client_that_closes_while_waiting_keeps_no_place(bench):
     await first.socket.close()
     async with asyncio.timeout(60):
         await (await bench.client(worker)).nothing_more()
-    assert worker.loop_exceptions_total == 0
+    assert worker.statistics.loop_exceptions_total == 0
 
 
 async def test_a_new_limit_counts_open_connections_and_closes_none(bench, quick):

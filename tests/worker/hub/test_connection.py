@@ -63,7 +63,7 @@ async def test_an_exception_closes_only_its_connection_and_is_counted(bench, mon
     with pytest.raises(websockets.ConnectionClosed) as closed:
         await victim.socket.recv()
     assert closed.value.rcvd.code == 1011
-    await bench.settled(worker, lambda: worker.loop_exceptions_total == 1)
+    await bench.settled(worker, lambda: worker.statistics.loop_exceptions_total == 1)
     await witness.nothing_more()
 
 

@@ -98,4 +98,4 @@ async def test_nothing_is_written_after_the_end(bench, lines):
     await bench.change(debug_until=time.time() - 1)
     await client.subscribe("other")
     assert phrases(lines) == []
-    assert not worker.debugging.any
+    assert not worker.hub.debugging.any

@@ -496,23 +496,6 @@ class TestCounts:
 
 
 class TestRecords:
-    async def test_an_app_that_is_deleted_closes_its_sockets_with_4001(self, bench):
-        worker = await bench.start()
-        client = await bench.client(worker)
-        await bench.put("1", None)
-        error = await client.until("pusher:error")
-        assert error["data"]["code"] == 4001
-
-    async def test_an_app_that_is_disabled_closes_its_sockets_with_4003(self, bench):
-        workers = [await bench.start(), await bench.start()]
-        clients = [await bench.client(worker) for worker in workers]
-        await clients[0].subscribe("news")
-        await bench.change(enabled=False)
-        for client in clients:
-            assert await client.closed_with() == 4003
-        await bench.change(enabled=True)
-        await (await bench.client(workers[0])).nothing_more()
-
     async def test_a_disabled_key_signs_nothing_more_and_its_connections_stay(self, bench):
         worker = await bench.start()
         client = await bench.client(worker)

@@ -51,7 +51,7 @@ class TestSigningIn:
         await client.socket.close()
         await bench.settled(worker, lambda: not len(worker.hub.everyone))
         assert len(worker.hub.users) == 0
-        assert worker.loop_exceptions_total == 0
+        assert worker.statistics.loop_exceptions_total == 0
 
     async def test_a_signed_in_user_is_a_member_without_channel_data(self, bench):
         one, other = await bench.start(), await bench.start()
@@ -186,4 +186,4 @@ async def test_terminating_a_closing_connection_does_nothing(bench):
     await closing
     await bench.settled(worker, lambda: not len(worker.hub.everyone))
     assert isinstance(client.socket.protocol.close_exc, websockets.ConnectionClosed)
-    assert worker.loop_exceptions_total == 0
+    assert worker.statistics.loop_exceptions_total == 0

@@ -179,7 +179,7 @@ class TestTheEnd:
             client.socket.transport.abort()
         await bench.settled(worker, lambda: not len(worker.hub.everyone))
         assert worker.hub.users.watchlists.watched == 0
-        assert worker.loop_exceptions_total == 0
+        assert worker.statistics.loop_exceptions_total == 0
 
     async def test_a_list_that_was_never_sent_is_forgotten_too(self, own_redis, bench_on):
         bench = await bench_on(own_redis)
@@ -193,7 +193,7 @@ class TestTheEnd:
         await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
         own_redis.resume()
         assert groups(await other.until(EVENTS)) == {"offline": ["8", "9"]}
-        assert worker.loop_exceptions_total == 0
+        assert worker.statistics.loop_exceptions_total == 0
 
 
 class TestTheSwitch:
@@ -231,7 +231,7 @@ class TestTheSwitch:
             while (frame := await client.next())["event"] != "pusher:pong":
                 assert groups(frame) == {"online": [f"w{n}"], "offline": ["8"]}
         assert worker.hub.users.watchlists.watched == 120
-        assert worker.loop_exceptions_total == 0
+        assert worker.statistics.loop_exceptions_total == 0
 
     async def test_turned_off_nothing_more_is_sent(self, bench, pair):
         watcher, user = await bench.client(pair[0]), await bench.client(pair[1])
@@ -305,4 +305,4 @@ async def test_after_random_changes_every_watcher_has_the_right_states(bench, pa
             while {user: known.get(user) for user in watched} != {user: truth[user] for user in watched}:
                 for name, ids in groups(await client.until(EVENTS)).items():
                     known.update(dict.fromkeys(ids, name))
-    assert sum(worker.loop_exceptions_total for worker in pair) == 0
+    assert sum(worker.statistics.loop_exceptions_total for worker in pair) == 0

@@ -334,7 +334,7 @@ async def test_a_socket_that_cannot_be_watched_holds_nothing_and_accepting_resum
         monkeypatch.setattr(listeners, "_poller", poller)
         writer.close()
     assert worker.gate.entering == listeners.entering == len(worker.gate.strangers) == 0
-    assert worker.loop_exceptions_total == 0
+    assert worker.statistics.loop_exceptions_total == 0
     assert [line["event"] for line in logged] == ["can't accept"]
     _, writer = await edge.connect(tls=tls)
     full.close()

@@ -165,7 +165,7 @@ async def test_requests_of_clients_that_close_or_leave_are_dropped(bench):
     await leaving.send("pusher:unsubscribe", {"channel": "stored-a"})
     closing.socket.transport.abort()
     await bench.settled(worker, lambda: not len(worker.hub.history_requests))
-    assert worker.loop_exceptions_total == 0
+    assert worker.statistics.loop_exceptions_total == 0
 
 
 async def test_a_request_is_refused_while_redis_is_away(own_redis, bench_on):

@@ -555,7 +555,7 @@ class TestLiveEventsWait:
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "stored-a").confirmed == 1)
         await witness.socket.close()
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "stored-a") is None)
-        assert worker.loop_exceptions_total == 0
+        assert worker.statistics.loop_exceptions_total == 0
 
     async def test_clearing_the_history_ends_replays(self, bench):
         worker = await bench.start()

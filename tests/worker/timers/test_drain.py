@@ -5,6 +5,10 @@ import math
 
 import pytest
 
+from redpoll.cluster.questions import Move
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.survey import Survey
 from redpoll.worker.hub.connection import Connection
 
 
@@ -41,8 +45,10 @@ async def test_members_of_most_presence_channels_are_closed_last(crowd, monkeypa
 
 async def test_part_is_moved_and_the_others_stay(crowd, bench):
     worker, clients = crowd
-    question = {"targets": {worker.registry.w: 3, "other.1.0": 9}, "within_s": 0.1}
-    assert worker._move(question) == 3
+    link = Link(bench.redis.url)
+    link.start()
+    survey = Survey(link, Keys(), answer_s=60)
+    assert await survey.ask(Move({worker.registry.w: 3, "other.1.0": 9}, 0.1)) == {worker.registry.w: 3}
     await bench.settled(worker, lambda: len(worker.hub.everyone) == 3)
     stayed = [client for count, client in clients if count > 1]
     for client in stayed:
@@ -50,7 +56,8 @@ async def test_part_is_moved_and_the_others_stay(crowd, bench):
         await client.until("pusher:pong")
     # New clients are admitted.
     await bench.client(worker)
-    assert worker._move({"targets": {}, "within_s": 0.1}) == 0
+    assert await survey.ask(Move({}, 0.1)) == {worker.registry.w: 0}
+    await link.close()
 
 
 async def test_pace_is_what_the_others_accept(crowd):

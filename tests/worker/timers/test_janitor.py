@@ -84,7 +84,7 @@ async def test_a_connection_that_has_just_ended_may_be_late(bench):
     for stream in (writer, other):
         stream.close()
     await bench.settled(worker, lambda: worker.gate.connections == 0)
-    assert worker.loop_exceptions_total == 0
+    assert worker.statistics.loop_exceptions_total == 0
 
 
 async def test_a_deadline_that_fails_stops_no_other(bench, monkeypatch):
@@ -103,7 +103,7 @@ async def test_a_deadline_that_fails_stops_no_other(bench, monkeypatch):
     _, reader, _ = pairs[1]
     assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 408 ")
     assert failed == [pairs[0][0]]
-    assert worker.loop_exceptions_total == 1
+    assert worker.statistics.loop_exceptions_total == 1
     for *_, writer in pairs:
         writer.close()
 
@@ -122,7 +122,7 @@ async def test_a_failed_task_is_counted(bench):
         raise RuntimeError("on purpose")
 
     worker.janitor.spawn(fail())
-    await bench.settled(worker, lambda: worker.loop_exceptions_total == 1)
+    await bench.settled(worker, lambda: worker.statistics.loop_exceptions_total == 1)
 
 
 async def test_a_drained_client_reads_4200(bench):

@@ -1,0 +1,120 @@
+"""The worker's figures, which it writes to Redis every few seconds: /metrics, the dashboard and `redpoll node list`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from redpoll import _engine
+from redpoll.cluster.stats import Stats
+from redpoll.worker.hub.everyone import UnsentBytes
+from redpoll.worker.timers.janitor import STATS_EVERY_TICKS
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from redpoll.cluster.membership.registry import Registry
+    from redpoll.cluster.redis.link import Link
+    from redpoll.worker.ingress.gate import Gate
+    from redpoll.worker.ingress.listeners import Listeners
+    from redpoll.worker.timers.backpressure import Backpressure
+
+__all__ = ["Statistics"]
+
+log = structlog.get_logger()
+
+# Apps with figures of their own, those with the most connections: all are one value in Redis.
+_MAX_APPS_REPORTED: Final = 100
+
+
+class Statistics:
+    """Call `write` at times and `unsent.advance` at each tick. `loop_exception` counts what reaches the loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        stats: Stats,
+        registry: Registry,
+        gate: Gate,
+        listeners: Listeners,
+        backpressure: Backpressure,
+    ) -> None:
+        self.loop_exceptions_total = 0
+        self.unsent = UnsentBytes(gate.hub.everyone, STATS_EVERY_TICKS)
+        self._link = link
+        self._stats = stats
+        self._registry = registry
+        self._gate = gate
+        self._listeners = listeners
+        self._backpressure = backpressure
+
+    def loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.loop_exceptions_total += 1
+        log.error("unhandled exception", what=context.get("message"), exc_info=context.get("exception"))
+
+    def write(self) -> None:
+        if not self._link.up:
+            return
+        engine, flusher, gate, registry = _engine.counters(), self._gate.flusher, self._gate, self._registry
+        self._stats.write(
+            registry.w,
+            {
+                "connections": gate.connections,
+                "connections_total": gate.connections_total,
+                "messages_received_total": engine["messages_received"],
+                "bytes_received_total": engine["bytes_received"],
+                "frames_posted_total": flusher.frames_posted,
+                "frames_written_total": flusher.frames_written,
+                "bytes_written_total": flusher.bytes_written,
+                "unsent_bytes": self.unsent.total,
+                "slow_consumers_closed_total": flusher.overruns,
+                "send_errors_total": flusher.sinks_closed_on_error,
+                "callback_errors_total": engine["callback_errors"],
+                "protocol_faults_total": engine["protocol_faults"],
+                "loop_exceptions_total": self.loop_exceptions_total,
+                "loop_lag_seconds": gate.janitor.loop_lag.take_s(),
+                "redis_reconnects_total": self._link.reconnects,
+                "redis_errors_total": self._link.errors,
+                "redis_lag_seconds": registry.canary.lag_s,
+                "redis_canaries_missed_total": registry.canary.missed,
+                "redis_connection_state": registry.connection_state.value,
+                "channels": registry.occupied_channels,
+                "subscriptions": registry.subscriptions,
+                "users": len(gate.hub.users),
+                "brakes_total": self._backpressure.times_on,
+                "handshakes_failed_total": self._listeners.handshakes_failed_total,
+                "upgrades_refused_total": gate.upgrades_refused_total,
+                "address_limited_total": gate.addresses.refused,
+                "crowded_out_total": gate.strangers.closed_total,
+                "channels_limited_total": gate.hub.channels_refused,
+                "subscribes_limited_total": gate.refusals.subscribes,
+                "address_subscribes_limited_total": gate.hub.subscribe_rates.refused,
+                "http_connections": len(gate.http.connections),
+                "http_forwarded_total": gate.http.link.requests_total,
+                "http_unconfirmed_total": gate.http.link.unconfirmed_total,
+                **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
+                "rewinds_total": gate.hub.replayer.begun,
+                "replayed_total": gate.hub.replayer.replayed,
+                "history_pages_total": gate.hub.history_requests.answered,
+                "catchups_total": registry.catchups,
+                "history_lost_total": registry.histories_lost,
+                "by_app": self._apps(),
+                "events_unkept_total": gate.hub.client_events.bus.unkept,
+                "events_unhooked_total": gate.hub.client_events.bus.unhooked + registry.unhooked,
+            },
+        )
+
+    def _apps(self) -> dict[str, list[int]]:
+        """By app its connections, client events and events sent to clients, for the apps with the most connections."""
+        connections = Counter(self._gate.hub.everyone.counts())
+        client_events, sent = self._gate.hub.client_events.received, self._gate.hub.events_sent
+        by_app = {
+            app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
+            for app_id, count in connections.most_common(_MAX_APPS_REPORTED)
+        }
+        # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
+        for app_id in [app_id for app_id in client_events if app_id not in connections][:_MAX_APPS_REPORTED]:
+            by_app.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
+        return by_app

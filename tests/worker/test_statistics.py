@@ -1,0 +1,36 @@
+"""What a worker writes of itself to Redis."""
+
+import json
+
+from redpoll.cluster.redis.keys import TAGS
+
+
+async def test_its_counters_are_in_redis(bench, client_of_redis):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    await client.subscribe("news")
+    await bench.change(max_connections=5)
+    await client.sign_in("7")
+    await bench.publish("news", "headline", "{}")
+    await client.next()
+    worker.statistics.write()
+    await bench.settled(worker, lambda: worker.link.unanswered == 0)
+    process = worker.registry.w.rpartition(".")[0]
+    w, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
+    assert w == worker.registry.w
+    assert stats["connections"] == 1
+    assert stats["subscriptions"] == 1
+    assert stats["channels"] == 1
+    assert stats["users"] == 1
+    # Connections, client events, events sent.
+    assert stats["by_app"] == {"1": [1, 0, 1]}
+    assert stats["messages_received_total"] >= 1
+    assert stats["loop_exceptions_total"] == 0
+
+
+async def test_nothing_is_written_while_redis_is_away(bench):
+    worker = await bench.start()
+    worker.link.drop("for the test")
+    unanswered = worker.link.unanswered
+    worker.statistics.write()
+    assert (worker.link.up, worker.link.unanswered) == (False, unanswered)
