@@ -184,7 +184,7 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
     plane.receive(NodesChanged([], None))
     plane.receive(Lead(1))
     plane.receive(WorkersReady())
-    while not plane.publisher.open:
+    while not plane.publishing.publisher.open:
         await asyncio.sleep(0.01)
     # As in control's own process (control/main.py). Otherwise a pass would contain a collection of all modules.
     gc.collect()

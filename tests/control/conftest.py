@@ -151,8 +151,8 @@ class Plane:
     async def write_log(self):
         """Writes all calls so far to the event log."""
         # The tracer's own flush may be writing rows at this moment; another flush doesn't wait for that.
-        await self.plane.tracer.finish()
-        await self.plane.tracer.flush()
+        await self.plane.observation.tracer.finish()
+        await self.plane.observation.tracer.flush()
 
     async def trigger(self, **event):
         return await self.call("POST", "/apps/3/events", {"name": "e", "data": "{}", "channels": ["c"], **event})
@@ -216,7 +216,7 @@ async def make_plane(tmp_path, connect, wait_until):
             plane.receive(Lead(1))
             plane.receive(WorkersReady())
             if ready:
-                await wait_until(lambda: plane.publisher.open and plane.health.obstacle() is None)
+                await wait_until(lambda: plane.publishing.publisher.open and plane.health.obstacle() is None)
                 await wait_until(lambda: plane.health.directory_written)
             return Plane(plane, records, port, await connect(port), heard)
 

@@ -28,7 +28,17 @@ from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.command_socket import socket_path
-from redpoll.ipc.messages import TO_CONTROL, AdminCreated, AppCreated, DirectoryVersion, Fatal, Start, Stop, ToControl
+from redpoll.ipc.messages import (
+    TO_CONTROL,
+    AdminCreated,
+    AppCreated,
+    DirectoryVersion,
+    Fatal,
+    Ready,
+    Start,
+    Stop,
+    ToControl,
+)
 from redpoll.store.charts import Charts
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
@@ -107,12 +117,11 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         introduction = await introduce(store)
         child_pipe.send(introduction)
         child_pipe.send(DirectoryVersion(records.version))
-        listener = socket.socket(fileno=start.listen_fd)
         plane = ControlPlane(
             start,
             records,
             webhooks,
-            listener,
+            socket.socket(fileno=start.listen_fd),
             child_pipe.send,
             shard_key=bytes.fromhex(introduction.shard_key),
             accounts=accounts,
@@ -126,17 +135,14 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             restored.append(file)
             plane.stop()
 
-        context = Context(store, records, start.settings, webhooks, plane.cluster, plane.usage, plane.reload, restore)
-        _warn_of_exposure(start.settings.control_host)
+        usage, reload = plane.observation.usage, plane.live_settings.reload
+        context = Context(store, records, start.settings, webhooks, plane.cluster, usage, reload, restore)
         operators = await commands.serve_commands(context, socket_path(start.data_dir))
         if first_password is not None:
             child_pipe.send(AdminCreated(first_password))
         if first_app is not None:
             child_pipe.send(AppCreated(commands.app_shape(first_app)))
-        await plane.start()
-        # These objects live as long as the process. Otherwise each full collection would walk all of SQLAlchemy.
-        gc.freeze()
-        await plane.finished.wait()
+        await _run(plane, child_pipe)
         operators.close()
         await plane.finish()
         await records.finish()
@@ -150,6 +156,14 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         # The supervisor starts the next process, which opens it.
         put_in_place(restored[-1], Path(start.data_dir) / "redpoll.sqlite")
         log.info("records restored", file=str(Path(start.data_dir) / "redpoll.sqlite"))
+
+
+async def _run(plane: ControlPlane, child_pipe: ChildPipe) -> None:
+    await plane.start()
+    child_pipe.send(Ready())
+    # These objects live as long as the process. Otherwise each full collection would walk all of SQLAlchemy.
+    gc.freeze()
+    await plane.finished.wait()
 
 
 def _warn_of_exposure(control_host: str) -> None:
@@ -190,6 +204,7 @@ def main(child_pipe: ChildPipe) -> None:
     """Run the process. Returns after a clean shutdown; if the records can't be used, logs why and exits with 1."""
     start = child_pipe.read_start()
     logs.configure(start.settings, "control")
+    _warn_of_exposure(start.settings.control_host)
     try:
         uvloop.run(_serve(start, child_pipe))
     except (StoreError, RecordError) as error:

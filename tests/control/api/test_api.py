@@ -472,7 +472,7 @@ def limited(plane, monkeypatch):
     from redpoll.protocol import apps
 
     # At midnight the count begins again.
-    daily = plane.plane.daily
+    daily = plane.plane.publishing.daily
     daily._wall_clock = daily._quota._wall_clock = lambda: 1_700_050_000.0
 
     async def limit(messages):
@@ -641,7 +641,7 @@ async def test_a_publish_that_got_503_can_be_repeated_and_is_published_once(make
         assert (await plane.trigger(correlation_id="1")).status == 503
     finally:
         own_redis.resume()
-    await wait_until(lambda: plane.plane.publisher.open)
+    await wait_until(lambda: plane.plane.publishing.publisher.open)
     assert (await plane.trigger(correlation_id="1")).status == 200
     assert (await plane.trigger(correlation_id="1")).status == 200
     assert (await plane.trigger(name="end")).status == 200

@@ -269,7 +269,7 @@ async def test_a_slow_body_is_refused_at_its_deadline(make_plane, redis):
 
 
 async def test_a_client_that_disconnects_within_its_body_causes_no_error(plane, connect, wait_until):
-    port = plane.plane.port
+    port = plane.plane.entrance.port
     wire = await connect(plane.port)
     credentials = f"X-Service-Key: {KEY}\r\nX-Service-Secret: {SECRET}\r\n".encode()
     wire.send(b"POST /apps/3/events HTTP/1.1\r\nHost: h\r\n%bContent-Length: 100\r\n\r\n{" % credentials)

@@ -120,7 +120,7 @@ async def test_bytes_that_are_not_utf_8_are_refused_without_a_traceback(workers_
 async def test_a_stop_answers_received_requests_and_ends_the_link(plane, workers_request):
     workers_request.send("GET", "/healthz")
     await workers_request.next()
-    finishing = asyncio.create_task(plane.plane.worker_requests.finish(60.0))
+    finishing = asyncio.create_task(plane.plane.entrance.worker_requests.finish(60.0))
     head = await workers_request.reader.readexactly(9)
     assert head[4:8] == b"\0\0\0\0"
     workers_request.send("GET", "/healthz")

@@ -54,9 +54,9 @@ async def test_publishing_waits_for_a_worker_until_the_supervisor_says_that_it_h
     control.receive(LivingWorkers([1], 1))
     control.link.drop("for the test")
     await wait_until(lambda: control.link.connects == 2)
-    assert not control.publisher.open
+    assert not control.publishing.publisher.open
     control.receive(WorkersCutOff([0], [1]))
-    await wait_until(lambda: control.publisher.open)
+    await wait_until(lambda: control.publishing.publisher.open)
     assert control.health.obstacle() == "worker 0 can't reach Redis"
 
 
@@ -92,7 +92,7 @@ async def test_node_that_does_not_lead_reaps_nobody_and_another_writes_the_direc
     control.receive(WorkersReady())
     control.receive(Lead(None))
     await wait_until(lambda: control.leadership.term is None)
-    assert control.work._reaping is None
+    assert control.leadership.work._reaping is None
     await link.ask(b"HSET", keys.beat, "0123456789ab.1.0", -1)
     await link.ask(b"DEL", keys.directory_version)
     await wait_until(lambda: not control.health.directory_written)

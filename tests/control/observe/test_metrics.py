@@ -1,7 +1,5 @@
 """/metrics, parsed with Prometheus' own parser."""
 
-import asyncio
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -119,29 +117,6 @@ async def test_metrics_over_http_include_workers_and_the_control_plane(plane):
     assert found["redpoll_events_published_total", (("worker", "control"),)] == 1
     assert found["redpoll_apps", (("worker", "control"),)] == 2
     assert found["redpoll_loop_exceptions_total", (("worker", "control"),)] == 0
-
-
-async def test_metrics_read_no_counters_of_other_nodes(plane):
-    """Each node reading all workers' counters costs Redis the square of the workers."""
-    link, keys = plane.plane.link, Keys("rp")
-    for run in ("0123456789ab", "ba9876543210"):
-        await link.ask(b"HSET", keys.beat, f"{run}.1.0", 1)
-        Stats(link, keys).write(f"{run}.1.0", {"connections": 7})
-    plane.plane.receive(LivingWorkers([1], 1))
-    read, ask, me = [], link.ask, asyncio.current_task()
-
-    def noted(*command):
-        # The reaper and the charts read the others meanwhile.
-        if asyncio.current_task() is me:
-            read.append(command)
-        return ask(*command)
-
-    link.ask = noted
-    found = samples((await plane.plane.metrics.metrics(None)).body)
-    del link.ask
-    assert found["redpoll_connections", (("worker", "0123456789ab.1.0"),)] == 7
-    assert ("redpoll_connections", (("worker", "ba9876543210.1.0"),)) not in found
-    assert read == [(b"MGET", keys.stats("0123456789ab.1"))]
 
 
 async def test_metrics_per_app_are_limited_to_100_apps(routes):

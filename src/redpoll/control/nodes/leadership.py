@@ -63,7 +63,7 @@ class Leadership:
         self.term: int | None = None
         self._store = store
         self._tell = tell
-        self._work = work
+        self.work = work
         self._working = False
         # The last term that this process has stored.
         self._stored: int | None = None
@@ -83,16 +83,18 @@ class Leadership:
             self.term = None
         # Not in the task, which may wait for the record store.
         if before is not None and term is None:
-            self._work.end()
+            self.work.end()
         elif before is None and term is not None:
-            self._work.begin()
+            self.work.begin()
         self._changed.set()
 
     async def finish(self) -> None:
-        """Takes no more terms. The caller ends the work itself, because it stops in its own order."""
+        """Takes no more terms, and ends what needs Redis only. The caller ends the other work, which stops in its own
+        order."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self.work.end()
 
     async def check(self, connection: AsyncConnection) -> None:
         """Raises NotLeader, which rolls the transaction back, unless this node leads."""
@@ -131,7 +133,7 @@ class Leadership:
         if term is None:
             if self._working:
                 self._working = False
-                await self._work.end_with_store()
+                await self.work.end_with_store()
                 log.info("leader's work ended")
         elif term != self.term:
             async with self._store.change() as connection:
@@ -142,7 +144,7 @@ class Leadership:
                 self._note_refused(term)
             if is_ours and self.named == term:
                 if not self._working:
-                    self._work.begin_with_store(LeaderStore(self._store, self))
+                    self.work.begin_with_store(LeaderStore(self._store, self))
                     self._working = True
                     log.info("leader's work begun", term=term)
                 self.term = term
