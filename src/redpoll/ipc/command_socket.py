@@ -1,8 +1,8 @@
 """The operator's side of the Unix socket on which a running server takes commands.
 
-One line of JSON `{"verb", "args"}` goes to `control.sock` in the data folder, and one line `{"result"}` or `{"error"}`
-comes back. control/commands/commands.py is the other side. This module imports little: `redpoll health` runs every few
-seconds in a container.
+A `Command` goes to `control.sock` in the data folder as one line of JSON, and an `Answer` comes back as another.
+control/commands/commands.py is the other side. This module imports little: `redpoll health` runs every few seconds in a
+container.
 """
 
 import contextlib
@@ -14,7 +14,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CommandError", "ask", "socket_address", "socket_path"]
+__all__ = [
+    "Answer",
+    "Command",
+    "CommandError",
+    "ask",
+    "decode_command",
+    "encode",
+    "socket_address",
+    "socket_path",
+]
 
 # Linux' sun_path has 108 bytes including the final zero.
 _MAX_PATH_BYTES = 107
@@ -22,6 +31,30 @@ _MAX_PATH_BYTES = 107
 
 class CommandError(Exception):
     """The command failed. The text is a sentence for the operator."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """`verb` is one of control/commands/commands.py, with its arguments."""
+
+    verb: str
+    args: dict[str, Any]
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the command found, or why it failed: a sentence for the operator."""
+
+    result: Any = None
+    error: str | None = None
+
+
+def encode(message: Command | Answer) -> bytes:
+    """A command or an answer as its line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_command(line: bytes) -> Command:
+    """Raises msgspec.DecodeError."""
+    return msgspec.json.decode(line, type=Command)
 
 
 def socket_path(data_dir: str | Path) -> Path:
@@ -53,15 +86,15 @@ def ask(path: str | Path, verb: str, args: dict[str, Any], timeout_s: float = 30
         with socket_address(Path(path)) as address:
             connection.connect(address)
         try:
-            answer = _exchange(connection, msgspec.json.encode({"verb": verb, "args": args}) + b"\n")
+            answer = _exchange(connection, encode(Command(verb, args)))
         except OSError as error:
             raise CommandError(
                 f"the server did not answer ({error}); the command may have been executed nevertheless"
             ) from error
-    reply = msgspec.json.decode(answer, type=dict[str, Any])
-    if "error" in reply:
-        raise CommandError(reply["error"])
-    return reply["result"]
+    reply = msgspec.json.decode(answer, type=Answer)
+    if reply.error is not None:
+        raise CommandError(reply.error)
+    return reply.result
 
 
 def _exchange(connection: socket.socket, request: bytes) -> bytes:

@@ -32,7 +32,7 @@ from redpoll.control.nodes.balance import balance
 from redpoll.control.observe import debugging
 from redpoll.control.observe.usage import first_day
 from redpoll.control.records.records import RecordError
-from redpoll.ipc.command_socket import CommandError, socket_address
+from redpoll.ipc.command_socket import Answer, CommandError, decode_command, encode, socket_address
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
@@ -374,17 +374,17 @@ async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = msgspec.json.decode(await reader.readline(), type=dict[str, Any])
-            reply = {"result": await run(context, request["verb"], request["args"])}
+            command = decode_command(await reader.readline())
+            reply = Answer(await run(context, command.verb, command.args))
         except CommandError as error:
-            reply = {"error": str(error)}
+            reply = Answer(error=str(error))
         except (ValueError, KeyError, msgspec.MsgspecError) as error:
-            reply = {"error": f"not a command: {error}"}
+            reply = Answer(error=f"not a command: {error}")
         except Exception:
             log.exception("command failed")
-            reply = {"error": "the server failed; its log says why"}
+            reply = Answer(error="the server failed; its log says why")
         with contextlib.suppress(ConnectionError):
-            writer.write(msgspec.json.encode(reply) + b"\n")
+            writer.write(encode(reply))
             await writer.drain()
         writer.close()
 
