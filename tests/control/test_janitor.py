@@ -187,8 +187,11 @@ async def test_redis_that_answers_again_is_reported_at_once():
     now, backs = 100.0, []
     link = Hanging()
     parts = (link, link, Records(), Health(Life(), lambda: True))
-    janitor = Janitor(*parts, leader=lambda: None, clock=lambda: now)
-    janitor.on_redis_back = lambda: backs.append(janitor.redis_answers())
+
+    def back() -> None:
+        backs.append(janitor.redis_answers())
+
+    janitor = Janitor(*parts, leader=lambda: None, on_redis_back=back, clock=lambda: now)
     janitor.link_up()
     await asyncio.sleep(0)
     now = 104.0

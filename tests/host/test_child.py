@@ -87,7 +87,7 @@ async def test_child_without_a_process_has_ended_and_ignores_messages(child):
 async def test_silence_counts_from_the_first_answer_or_from_ready(child):
     ours, theirs = socket.socketpair()
     with theirs:
-        child.child_pipe = ChildPipe(ours.detach())
+        child.connect(ChildPipe(ours.detach()))
         assert [child.ping() for _ in range(3)] == [0, 0, 0]
         assert child.unanswered_at_start == 2
         child.ready = True

@@ -63,10 +63,11 @@ class Janitor:
         health: Health,
         *,
         leader: Callable[[], str | None] = lambda: "",
+        on_redis_back: Callable[[], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop_lag = LoopLag()
-        self.on_redis_back: Callable[[], None] = _nothing
+        self._on_redis_back = on_redis_back
         self._link = link
         self._writer = writer
         self._records = records
@@ -142,7 +143,7 @@ class Janitor:
             was_away = not self.redis_answers()
             self._answered_at = self._clock()
             if was_away:
-                self.on_redis_back()
+                self._on_redis_back()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not checked", reason=str(error))
             return

@@ -143,17 +143,13 @@ class ControlPlane:
         self.front = self._front(settings, records, api)
         self.entrance = self._entrance(start, listener, records, body_timeout_s)
         self.store_sync = StoreSync(link, keys, records, store, self.dashboard.check_sessions)
-        writer = DirectoryWriter(link, keys)
-        self.janitor = Janitor(link, writer, records, self.health, leader=self._leader)
-        records.on_change = self.janitor.record_changed
+        self.janitor = self._janitor(DirectoryWriter(link, keys), records)
         records.on_rewound = lambda version: tell(DirectoryVersion(version))
         tracer, spans = self.observation.tracer, self.observation.spans
         self.leadership = Leadership(
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
-        # The next report would come up to a second later, and a leader gives up after 0.9 s.
-        self.janitor.on_redis_back = self.fitness.report
 
     # -- the parts that answer requests
 
@@ -251,6 +247,19 @@ class ControlPlane:
             trusted=TrustedProxies(start.settings.trusted_proxies),
         )
         return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, fast.take))
+
+    def _janitor(self, writer: DirectoryWriter, records: Records) -> Janitor:
+        janitor = Janitor(
+            self.link,
+            writer,
+            records,
+            self.health,
+            leader=self._leader,
+            # The next report would come up to a second later, and a leader gives up after 0.9 s.
+            on_redis_back=lambda: self.fitness.report(),
+        )
+        records.on_change = janitor.record_changed
+        return janitor
 
     # -- from start to finish
 

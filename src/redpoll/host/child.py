@@ -88,6 +88,10 @@ class Child:
         self._was_pinged = False
         self.ended.clear()
 
+    def connect(self, child_pipe: ChildPipe) -> None:
+        """The pipe to the process that was spawned."""
+        self.child_pipe = child_pipe
+
     def send(self, message: ToWorker | ToControl) -> None:
         """Sends a message to the process; does nothing when there is none."""
         if self.child_pipe is not None:

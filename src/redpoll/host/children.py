@@ -143,12 +143,13 @@ class Children:
         with theirs:
             command = self._place.command_of(role, number, theirs.fileno())
             child.spawn(command, pass_fds=(theirs.fileno(), *child.listening_fds()))
-        child.child_pipe = ChildPipe(ours.detach())
+        pipe = ChildPipe(ours.detach())
+        child.connect(pipe)
         # SIGCHLD reports the end of a child, so end of file needs no handling.
-        child.child_pipe.attach(
+        pipe.attach(
             asyncio.get_running_loop(), FROM_CHILD, lambda message: self._received(child, message), lambda: None
         )
-        child.child_pipe.send(
+        pipe.send(
             Start(
                 role=role,
                 number=number,

@@ -108,7 +108,7 @@ class Worker:
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
         self._has_shard_key = asyncio.Event()
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
-        self.janitor = Janitor(settings, lambda: self.statistics.write(), self.backpressure)
+        self.janitor = Janitor(settings, lambda: self.statistics.write(), self.backpressure, self._on_tick)
         self._drain = Drain(self.hub.everyone, self.janitor.spawn)
         self.directory = Directory(self.link, keys, on_change=lambda *change: self._app_changes.changed(*change))
         self.directory.require(None)
@@ -128,7 +128,6 @@ class Worker:
         self.registry.on_deaf = lambda broken: child_pipe.send(Deaf(broken))
         self.registry.on_reach = lambda reach: child_pipe.send(ReachChanged(reach))
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
-        self.janitor.on_tick = self._on_tick
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)

@@ -53,7 +53,14 @@ class Janitor:
     """The timers of connections. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a
     second."""
 
-    def __init__(self, settings: Settings, stats: Callable[[], None], backpressure: Backpressure) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        stats: Callable[[], None],
+        backpressure: Backpressure,
+        on_tick: Callable[[], None],
+    ) -> None:
+        self._on_tick = on_tick
         self.loop = asyncio.get_running_loop()
         self._stats = stats
         self._backpressure = backpressure
@@ -75,7 +82,6 @@ class Janitor:
         self.loop_lag = LoopLag()
         self.head_late: Callable[[Connection], None]
         self.http_late: Callable[[Connection], None]
-        self.on_tick: Callable[[], None]
 
     def start(self) -> None:
         _engine.set_tick(self._tick)
@@ -254,7 +260,7 @@ class Janitor:
             except Exception as error:
                 # The others' deadlines are out of the wheel, too, and no one would look at them again.
                 self.loop.call_exception_handler({"message": "a deadline was not carried out", "exception": error})
-        self.on_tick()
+        self._on_tick()
         if self._tick % STATS_EVERY_TICKS == 0:
             self._stats()
 
