@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+import redis.asyncio
 import websockets
 
 from bus_publishing import publish_all
@@ -234,3 +235,10 @@ async def bench_on(tmp_path):
     """`await bench_on(redis)`: the same on a Redis of the test's own."""
     async with contextlib.AsyncExitStack() as stack:
         yield lambda redis: _bench(redis, tmp_path, stack)
+
+
+@pytest.fixture
+async def client_of_redis(bench):
+    client = redis.asyncio.Redis(unix_socket_path=bench.redis.path)
+    yield client
+    await client.aclose()

@@ -4,7 +4,6 @@ import asyncio
 
 import aiohttp
 import pytest
-import redis.asyncio
 import websockets
 
 from bus_publishing import publish_all
@@ -12,13 +11,6 @@ from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.redis.keys import Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
-
-
-@pytest.fixture
-async def client_of_redis(bench):
-    client = redis.asyncio.Redis(unix_socket_path=bench.redis.path)
-    yield client
-    await client.aclose()
 
 
 async def keys_of_workers(client) -> list[bytes]:

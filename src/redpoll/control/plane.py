@@ -131,7 +131,6 @@ class ControlPlane:
         )
         self.node_survey = NodeSurvey(link, keys, self.view)
         self.observation = Observation(start, link, keys, self.node_survey, event_log, charts)
-        self.counters = Counters(self, records, webhooks, outbox)
         figures = WorkerFigures(Stats(link, keys), self.view)
         self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all))
         api = self._api(settings)
@@ -150,6 +149,7 @@ class ControlPlane:
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
+        self.counters = self._counters(records, outbox)
 
     # -- the parts that answer requests
 
@@ -201,7 +201,7 @@ class ControlPlane:
         metrics = Metrics(
             lambda: self.routes,
             figures.own,
-            self.counters.read,
+            lambda: self.counters.read(),
             lambda: publisher.by_app,
             tracer.latency if tracer else None,
         )
@@ -260,6 +260,21 @@ class ControlPlane:
         )
         records.on_change = janitor.record_changed
         return janitor
+
+    def _counters(self, records: Records, outbox: Outbox) -> Counters:
+        return Counters(
+            self.link,
+            records,
+            self._webhooks,
+            outbox,
+            self.publishing,
+            self.observation,
+            self.reaper,
+            self.janitor,
+            self.entrance.port,
+            self.store_sync,
+            lambda: self.auth_failures,
+        )
 
     # -- from start to finish
 

@@ -129,7 +129,7 @@ class Worker:
         self.registry.on_reach = lambda reach: child_pipe.send(ReachChanged(reach))
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         resume = UserResume(self.registry, self.link, keys, self.janitor)
-        debugging = Debugging(self.link, keys, settings.node_name, f"worker {start.number}")
+        debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
         answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.w)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)

@@ -12,7 +12,7 @@ from bus_publishing import publish_all
 from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.apps import HistoryRule, Key
 from redpoll.worker.hub.pending_joins import MAX_IN_TURN
-from redpoll.worker.main import Worker
+from redpoll.worker.statistics import Statistics
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -258,7 +258,7 @@ class TestFaultsOfOurs:
     def faults(self, monkeypatch):
         """The exceptions that the worker's loop was told."""
         told = []
-        monkeypatch.setattr(Worker, "_loop_exception", lambda worker, loop, context: told.append(context["exception"]))
+        monkeypatch.setattr(Statistics, "loop_exception", lambda _, loop, context: told.append(context["exception"]))
         return told
 
     @pytest.mark.parametrize("channel", ["private-news", "presence-news", "news"])

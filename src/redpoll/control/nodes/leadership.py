@@ -94,7 +94,9 @@ class Leadership:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.work.end()
+        if self.named is not None:
+            self.named = None
+            self.work.end()
 
     async def check(self, connection: AsyncConnection) -> None:
         """Raises NotLeader, which rolls the transaction back, unless this node leads."""
