@@ -45,25 +45,25 @@ class Rate:
     in the past.
     """
 
-    __slots__ = ("_interval_s", "_slack_s")
+    __slots__ = ("interval_s", "slack_s")
 
     def __init__(self, per_s: float, burst: float) -> None:
-        self._interval_s = 1.0 / per_s
-        self._slack_s = (max(burst, 1.0) - 1.0) / per_s + _ROUNDING_S
+        self.interval_s = 1.0 / per_s
+        self.slack_s = (max(burst, 1.0) - 1.0) / per_s + _ROUNDING_S
 
     def taken(self, full_at_s: float, now: float) -> float | None:
         """The new state after one more at `now`; None if that is too much."""
         if full_at_s <= now:
-            return now + self._interval_s
-        return None if full_at_s - now > self._slack_s else full_at_s + self._interval_s
+            return now + self.interval_s
+        return None if full_at_s - now > self.slack_s else full_at_s + self.interval_s
 
     def charged(self, full_at_s: float, now: float) -> float:
         """The new state after one more at `now`, even if it is too much: the burst is then whole later."""
-        return max(full_at_s, now) + self._interval_s
+        return max(full_at_s, now) + self.interval_s
 
     def wait_s(self, full_at_s: float, now: float) -> float:
         """Seconds until there may be one more; 0 if there may be one now."""
-        return max(0.0, full_at_s - now - self._slack_s)
+        return max(0.0, full_at_s - now - self.slack_s)
 
 
 @lru_cache(maxsize=64)
@@ -73,7 +73,7 @@ def rate_of(per_s: float, burst: float) -> Rate:
 
 
 class TokenBucket:
-    """A Rate with the state of one connection."""
+    """A Rate with the state of one connection. Each subscribe uses `charge` and `is_empty`: no further calls."""
 
     __slots__ = ("_full_at_s", "_rate")
 
@@ -91,11 +91,11 @@ class TokenBucket:
 
     def charge(self, now: float) -> None:
         """Takes a token even if there is none: the bucket then fills up later."""
-        self._full_at_s = self._rate.charged(self._full_at_s, now)
+        self._full_at_s = max(self._full_at_s, now) + self._rate.interval_s
 
     def is_empty(self, now: float) -> bool:
         """Whether `take` would fail."""
-        return self._rate.wait_s(self._full_at_s, now) > 0
+        return self._full_at_s - now > self._rate.slack_s
 
 
 class BoundedTable(dict[_Key, _Row]):
