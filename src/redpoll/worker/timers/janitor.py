@@ -1,4 +1,4 @@
-"""The worker's timers.
+"""Deadlines of connections.
 
 A wheel holds one deadline per connection: for a complete request head, for the next sign of life, or for the answer to
 our Close frame. Queues hold a second deadline for clients that must sign in. The janitor also measures the event
