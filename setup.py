@@ -26,11 +26,12 @@ extensions = [
         extra_compile_args=["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-semantic-interposition"],
     )
     for name in (
+        "_text",
         "_shards",
         "_frame",
         "_http",
         "_fast_publish",
-        "_small_map",
+        "_memory",
         "_wheel",
         "_sockets",
         "_fanout",

@@ -13,7 +13,7 @@ import socket
 
 import uvloop
 
-from redpoll import _engine, _frame
+from redpoll import _engine, _frame, _http
 from redpoll._fanout import Flusher
 from redpoll._sockets import Listener, Poller
 
@@ -27,8 +27,8 @@ class Echo(_engine.WebSocket):
 
     def head_received(self, head: bytes) -> None:
         try:
-            request = _engine.parse_head(head)
-            fault = _engine.upgrade_fault(request)
+            request = _http.parse_head(head)
+            fault = _http.upgrade_fault(request)
         except ValueError as error:
             fault = 400, str(error)
         if fault is None:

@@ -35,7 +35,7 @@ from picows import WSListener, WSMsgType, WSTransport, ws_create_server
 
 from bench.arguments import parser_of
 from bench.report import save
-from redpoll import _engine, _frame
+from redpoll import _engine, _frame, _http
 from redpoll._fanout import Audience, Flusher
 from redpoll._sockets import Poller
 
@@ -65,7 +65,7 @@ class Connection(_engine.WebSocket):
     __slots__ = ()
 
     def head_received(self, head: bytes) -> None:
-        self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
+        self.accept(_http.parse_head(head).headers[b"sec-websocket-key"])
 
 
 class Server(NamedTuple):

@@ -25,7 +25,7 @@ from picows import WSListener, ws_create_server
 
 from bench.arguments import parser_of
 from bench.report import save
-from redpoll import _engine
+from redpoll import _engine, _http, _memory
 from redpoll._fanout import Audience, Flusher
 from redpoll._sockets import Listener, Poller
 
@@ -66,7 +66,7 @@ class Least:
         return False
 
 
-@_engine.untracked
+@_memory.untracked
 class Connection(_engine.WebSocket):
     """As worker/hub/connection.py: no fields of its own."""
 
@@ -78,7 +78,7 @@ class Connection(_engine.WebSocket):
         self.session = None
 
     def head_received(self, head: bytes) -> None:
-        self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
+        self.accept(_http.parse_head(head).headers[b"sec-websocket-key"])
         self.gate.add(self)
 
 

@@ -313,7 +313,7 @@ def fast_publish() -> Case:
 
 def request_head() -> Case:
     """The head of a browser's upgrade, parsed and checked."""
-    from redpoll._engine import parse_head, upgrade_fault
+    from redpoll._http import parse_head, upgrade_fault
 
     def run(n: int) -> None:
         for _ in range(n):

@@ -143,12 +143,12 @@ class Targets:
     """Feeds one input to one of the targets. Its first byte chooses the target, the next few how it is cut."""
 
     def __init__(self) -> None:
-        from redpoll import _engine, _frame
+        from redpoll import _engine, _frame, _http
         from redpoll._fanout import Flusher
 
         class MembershipEvents(_engine.WebSocket):
             def head_received(self, head: bytes) -> None:
-                self.accept(_engine.parse_head(head).headers[b"sec-websocket-key"])
+                self.accept(_http.parse_head(head).headers[b"sec-websocket-key"])
 
             def message_received(self, message: bytes) -> None:
                 self.reported.append(("text", message))

@@ -4,13 +4,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from redpoll._fanout cimport Sink
-
-
-cdef struct Utf8:
-    # Continuation bytes still to come, and the bounds of the next of them (RFC 3629 section 4).
-    uint8_t missing
-    uint8_t low
-    uint8_t high
+from redpoll._text cimport Utf8
 
 
 cdef struct Header:

@@ -18,6 +18,7 @@ cimport cython
 
 from redpoll._fanout cimport Audience, Flusher, Sink
 from redpoll._sockets cimport BULK, CROWD, MANY, QUICK, REQUESTS, peer_of, place_of
+from redpoll._text cimport Utf8, utf8_goes_on
 
 import asyncio
 import binascii
@@ -31,15 +32,10 @@ __all__ = [
     "HEAD",
     "HTTP",
     "OPEN",
-    "Head",
     "WebSocket",
     "counters",
     "live",
-    "parse_head",
     "set_tick",
-    "untrack",
-    "untracked",
-    "upgrade_fault",
 ]
 
 cdef extern from *:
@@ -55,7 +51,6 @@ cdef extern from *:
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* in_, size_t in_size, const void* what, size_t size)
-    void* memchr(const void* in_, int byte, size_t size)
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* to, size_t size, int flags)
@@ -148,101 +143,6 @@ def live() -> dict:
     if not COUNTS_LIVE:
         return {}
     return _fanout.live() | {"websockets": live_websockets, "unfinished": live_unfinished}
-
-
-# -- the garbage collector -----------------------------------------------------------------------------------
-
-cdef extern from *:
-    """
-    /* Since Python 3.9 the collector tracks instances of every class made by a class statement, even without references
-       to follow. This removes the flag from a class that adds no field to a base without it. The interpreter's dealloc
-       of such classes handles types without the flag. */
-    static int redpoll_untrack_type(PyTypeObject *type) {
-        PyTypeObject *base = type->tp_base;
-        if (base == NULL || (base->tp_flags & Py_TPFLAGS_HAVE_GC) || type->tp_basicsize != base->tp_basicsize
-            || type->tp_itemsize || type->tp_dictoffset || type->tp_weaklistoffset) {
-            return 0;
-        }
-        type->tp_flags &= ~Py_TPFLAGS_HAVE_GC;
-        type->tp_traverse = NULL;
-        type->tp_clear = NULL;
-        type->tp_free = PyObject_Free;
-        PyType_Modified(type);
-        return 1;
-    }
-    """
-    bint redpoll_untrack_type(type cls)
-
-cdef extern from "Python.h":
-    void PyObject_GC_UnTrack(object thing)
-    bint PyObject_GC_IsTracked(object thing)
-
-
-def untracked(cls: type) -> type:
-    """A class decorator: the garbage collector never visits instances, and each takes 16 bytes less.
-
-    For a subclass of WebSocket with `__slots__ = ()` whose instances are in no cycle that outlives the connection.
-    Subclasses of it are tracked, unless they are decorated, too.
-    """
-    if not redpoll_untrack_type(cls):
-        raise TypeError(f"{cls.__name__} has fields that the garbage collector must see: use __slots__ = ()")
-    return cls
-
-
-def untrack(thing) -> None:
-    """Have the garbage collector not visit `thing`, which must be in no cycle."""
-    if PyObject_GC_IsTracked(thing):
-        PyObject_GC_UnTrack(thing)
-
-
-# -- UTF-8, in pieces (RFC 6455 8.1) -------------------------------------------------------------------------
-
-
-cdef bint utf8_goes_on(Utf8* state, const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Whether the text can still become valid UTF-8. It is, at its end, if nothing is missing."""
-    cdef:
-        const uint8_t* end = at + size
-        uint64_t word
-        uint8_t byte
-    while at < end:
-        if state.missing == 0:
-            # ASCII, eight at a time.
-            while end - at >= 8:
-                memcpy(&word, at, 8)
-                if word & <uint64_t> 0x8080808080808080:
-                    break
-                at += 8
-            if at == end:
-                return True
-        byte = at[0]
-        at += 1
-        if state.missing:
-            if byte < state.low or byte > state.high:
-                return False
-            state.low = 0x80
-            state.high = 0xBF
-            state.missing -= 1
-        elif byte >= 0x80:
-            # The table of RFC 3629 section 4: no overlong forms, no surrogates, nothing above U+10FFFF.
-            state.low = 0x80
-            state.high = 0xBF
-            if byte < 0xC2 or byte > 0xF4:
-                return False
-            if byte < 0xE0:
-                state.missing = 1
-            elif byte < 0xF0:
-                state.missing = 2
-                if byte == 0xE0:
-                    state.low = 0xA0
-                elif byte == 0xED:
-                    state.high = 0x9F
-            else:
-                state.missing = 3
-                if byte == 0xF0:
-                    state.low = 0x90
-                elif byte == 0xF4:
-                    state.high = 0x8F
-    return True
 
 
 # -- frame headers (RFC 6455 5.2) ----------------------------------------------------------------------------
@@ -1126,177 +1026,3 @@ cdef int append(Unfinished* part, const uint8_t* at, size_t size) except -1:
     memcpy(make_room(part, size), at, size)
     part.size += size
     return 0
-
-
-# -- HTTP heads (RFC 9112) -----------------------------------------------------------------------------------
-
-cdef enum CharKind:
-    # Bits of what a byte may be part of.
-    IN_TOKEN = 1
-    IN_TARGET = 2
-    IN_VALUE = 4
-
-cdef uint8_t[256] char_kinds
-
-
-def _fill_char_kinds():
-    cdef int byte
-    for byte in range(256):
-        char_kinds[byte] = 0
-        if 0x21 <= byte <= 0x7E or byte >= 0x80:
-            char_kinds[byte] = IN_TARGET | IN_VALUE
-        elif byte == 0x20 or byte == 0x09:
-            char_kinds[byte] = IN_VALUE
-    for byte in b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
-        char_kinds[byte] |= IN_TOKEN
-
-
-_fill_char_kinds()
-
-
-cdef bint all_are(const uint8_t* at, const uint8_t* end, uint8_t kind) noexcept nogil:
-    while at < end:
-        if not char_kinds[at[0]] & kind:
-            return False
-        at += 1
-    return True
-
-
-cdef const uint8_t* end_of_line(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Where the next CRLF begins; `end` without one."""
-    cdef const uint8_t* found = at
-    while found < end:
-        found = <const uint8_t*> memchr(found, 13, end - found)
-        if found == NULL:
-            return end
-        if found + 1 < end and found[1] == 10:
-            return found
-        found += 1
-    return end
-
-
-cdef bytes bytes_of(const uint8_t* at, const uint8_t* end):
-    return PyBytes_FromStringAndSize(<const char*> at, end - at)
-
-
-cdef bytes lower_of(const uint8_t* at, const uint8_t* end):
-    cdef:
-        bytes lower = PyBytes_FromStringAndSize(NULL, end - at)
-        uint8_t* to = <uint8_t*> PyBytes_AS_STRING(lower)
-    while at < end:
-        to[0] = at[0] | 0x20 if 65 <= at[0] <= 90 else at[0]
-        to += 1
-        at += 1
-    return lower
-
-
-cdef class Head:
-    """A request head. Header names are lower case; fields given twice are joined by a comma."""
-
-    cdef readonly bytes method
-    cdef readonly bytes target
-    cdef readonly tuple version
-    cdef readonly dict headers
-
-    def __init__(self, bytes method, bytes target, tuple version, dict headers):
-        self.method = method
-        self.target = target
-        self.version = version
-        self.headers = headers
-
-    def __repr__(self):
-        return f"Head({self.method!r}, {self.target!r}, {self.version!r}, {self.headers!r})"
-
-
-def parse_head(bytes head not None) -> Head:
-    """Parse a complete request head, with its blank line. Raises ValueError with the fault.
-
-    It is strict where two readers could understand a head differently: no folded lines, no space before a colon, no
-    control bytes.
-    """
-    cdef:
-        const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(head)
-        const uint8_t* end = at + PyBytes_GET_SIZE(head)
-        const uint8_t* line_end = end_of_line(at, end)
-        const uint8_t* target
-        const uint8_t* version = NULL
-        const uint8_t* colon
-        const uint8_t* value_end
-        dict headers = {}
-        bytes name, value, method
-    target = <const uint8_t*> memchr(at, 32, line_end - at)
-    if target != NULL:
-        version = <const uint8_t*> memchr(target + 1, 32, line_end - target - 1)
-    if version == NULL or memchr(version + 1, 32, line_end - version - 1) != NULL:
-        raise ValueError("the request line is not `method target version`")
-    if target == at or not all_are(at, target, IN_TOKEN):
-        raise ValueError("the method is not a token")
-    if version == target + 1 or not all_are(target + 1, version, IN_TARGET):
-        raise ValueError("the target has bytes that no URL has")
-    method = bytes_of(at, target)
-    target += 1
-    version += 1
-    if (
-        line_end - version != 8
-        or memcmp(version, b"HTTP/", 5)
-        or not 48 <= version[5] <= 57
-        or version[6] != 46
-        or not 48 <= version[7] <= 57
-    ):
-        raise ValueError("the version is not HTTP/n.n")
-    if end - line_end < 4 or memcmp(end - 4, b"\r\n\r\n", 4):
-        raise ValueError("the head does not end in a blank line")
-    # Up to the blank line.
-    at = line_end + 2
-    while at < end - 2:
-        line_end = end_of_line(at, end)
-        colon = <const uint8_t*> memchr(at, 58, line_end - at)
-        if colon == NULL or colon == at or not all_are(at, colon, IN_TOKEN):
-            raise ValueError("a header line is not `name: value`")
-        name = lower_of(at, colon)
-        at = line_end + 2
-        colon += 1
-        value_end = line_end
-        while colon < value_end and (colon[0] == 32 or colon[0] == 9):
-            colon += 1
-        while colon < value_end and (value_end[-1] == 32 or value_end[-1] == 9):
-            value_end -= 1
-        if not all_are(colon, value_end, IN_VALUE):
-            raise ValueError("a header value has control bytes")
-        value = bytes_of(colon, value_end)
-        if name in headers:
-            value = <bytes> headers[name] + b", " + value
-        headers[name] = value
-    return Head(method, bytes_of(target, version - 1), (version[5] - 48, version[7] - 48), headers)
-
-
-def upgrade_fault(Head head not None):
-    """None if `head` may be accepted as a WebSocket (RFC 6455 4.2.1), else `(HTTP status, what is wrong)`."""
-    cdef dict headers = head.headers
-    if head.method != b"GET":
-        return 405, "a WebSocket is opened by GET"
-    if head.version < (1, 1):
-        return 400, "a WebSocket needs HTTP/1.1"
-    if not headers.get(b"host") or b"," in headers[b"host"]:
-        return 400, "one Host header is required"
-    if not _has_token(headers.get(b"upgrade", b""), b"websocket"):
-        return 400, "the Upgrade header does not name websocket"
-    if not _has_token(headers.get(b"connection", b""), b"upgrade"):
-        return 400, "the Connection header does not name upgrade"
-    if headers.get(b"sec-websocket-version") != b"13":
-        return 426, "WebSocket version 13 is spoken here"
-    try:
-        key = binascii.a2b_base64(headers.get(b"sec-websocket-key", b""), strict_mode=True)
-    except binascii.Error:
-        key = b""
-    if len(key) != 16:
-        return 400, "Sec-WebSocket-Key is not 16 bytes in base64"
-    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
-        return 400, "an upgrade has no body"
-    return None
-
-
-cdef bint _has_token(bytes value, bytes token):
-    """Whether the comma-separated `value` has `token`, which is in lower case."""
-    value = value.lower()
-    return value == token or token in [part.strip(b" \t") for part in value.split(b",")]

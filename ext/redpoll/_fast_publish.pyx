@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset, strlen
 
-from redpoll._frame cimport Publish, Span, measure_publish, put, put_number, put_publish
+from redpoll._frame cimport Publish, measure_publish, put_publish
 from redpoll._http cimport (
     FLAG_AUTHENTICATED,
     FLAG_CLOSES,
@@ -30,6 +30,7 @@ from redpoll._http cimport (
     whole_request,
 )
 from redpoll._shards cimport Shards
+from redpoll._text cimport Span, put, put_number
 
 import os
 

@@ -8,6 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
 from redpoll._shards cimport Shards
+from redpoll._text cimport Span, put, put_number, span_of, span_of_text
 
 __all__ = [
     "close",
@@ -178,13 +179,6 @@ cdef uint8_t* put_escaped(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint 
         to = put_byte(to, at[0])
         at += 1
     return to
-
-
-cdef inline Span span_of(bytes of) noexcept:
-    cdef Span span
-    span.at = <const uint8_t*> PyBytes_AS_STRING(of)
-    span.size = PyBytes_GET_SIZE(of)
-    return span
 
 
 def pack_event(str event not None, str data not None, str skip, str trace, str user) -> bytes:

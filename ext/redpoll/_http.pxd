@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
-from redpoll._frame cimport Span
+from redpoll._text cimport Span
 
 cdef enum:
     # Flags of a request (http/messages.py).

@@ -1,7 +1,8 @@
-"""The hot path of HTTP: requests of the usual shape, the messages between worker and control, the usual signature.
+"""The hot path of HTTP: heads of upgrades, requests of the usual shape, the messages between worker and control, the usual
+signature.
 
-Each function knows the common case alone and returns None for anything else, which slower code then decides: llhttp
-for bytes (http/reader.py), protocol/auth.py for signatures. So nothing here refuses anything.
+But for heads, each function knows the common case alone and returns None for anything else, which slower code then
+decides: llhttp for bytes (http/reader.py), protocol/auth.py for signatures. So these refuse nothing.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,20 +12,24 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
 
-from redpoll._frame cimport Span, put, span_of_text
+from redpoll._text cimport Span, put, span_of, span_of_text
 
+import binascii
 import hashlib
 from hmac import compare_digest
 
 __all__ = [
+    "Head",
     "IncomingRequest",
     "pack_answer",
     "pack_ok",
     "pack_request",
     "pack_simple",
+    "parse_head",
     "read_answers",
     "read_requests",
     "signed_params",
+    "upgrade_fault",
 ]
 
 cdef enum:
@@ -33,24 +38,187 @@ cdef enum:
     MAX_LENGTH_DIGITS = 7
     MAX_BODY_BYTES = 1048576
 
-# Characters of a token (RFC 9110 5.6.2), of a target and of a field value without obs-text.
-cdef uint8_t[256] token_chars
-cdef uint8_t[256] target_chars
-cdef uint8_t[256] value_chars
+cdef enum CharKind:
+    # Bits of what a byte may be part of (RFC 9110): a token, a target, a field's value. The usual ones are without
+    # obs-text, and without what llhttp refuses in a target or reads otherwise.
+    IN_TOKEN = 1
+    IN_TARGET = 2
+    IN_VALUE = 4
+    IN_USUAL_TARGET = 8
+    IN_USUAL_VALUE = 16
+
+cdef uint8_t[256] char_kinds
 
 
-def _fill_tables():
-    for char in b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
-        token_chars[char] = 1
-    for char in range(0x21, 0x7F):
-        target_chars[char] = value_chars[char] = 1
-    # llhttp refuses some of these in a target, or reads what follows otherwise.
-    for char in b'"#<>\\^`{|}':
-        target_chars[char] = 0
-    value_chars[0x20] = value_chars[0x09] = 1
+def _fill_char_kinds():
+    cdef int byte
+    for byte in range(256):
+        char_kinds[byte] = 0
+        if 0x21 <= byte <= 0x7E:
+            char_kinds[byte] = IN_TARGET | IN_VALUE | IN_USUAL_TARGET | IN_USUAL_VALUE
+        elif byte >= 0x80:
+            char_kinds[byte] = IN_TARGET | IN_VALUE
+        elif byte == 0x20 or byte == 0x09:
+            char_kinds[byte] = IN_VALUE | IN_USUAL_VALUE
+    for byte in b'"#<>\\^`{|}':
+        char_kinds[byte] &= ~IN_USUAL_TARGET
+    for byte in b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+        char_kinds[byte] |= IN_TOKEN
 
 
-_fill_tables()
+_fill_char_kinds()
+
+
+# -- heads -----------------------------------------------------------------------------------------------------
+
+
+cdef bint all_are(const uint8_t* at, const uint8_t* end, uint8_t kind) noexcept nogil:
+    while at < end:
+        if not char_kinds[at[0]] & kind:
+            return False
+        at += 1
+    return True
+
+
+cdef const uint8_t* end_of_line(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Where the next CRLF begins; `end` without one."""
+    cdef const uint8_t* found = at
+    while found < end:
+        found = <const uint8_t*> memchr(found, 13, end - found)
+        if found == NULL:
+            return end
+        if found + 1 < end and found[1] == 10:
+            return found
+        found += 1
+    return end
+
+
+cdef bytes bytes_of(const uint8_t* at, const uint8_t* end):
+    return PyBytes_FromStringAndSize(<const char*> at, end - at)
+
+
+cdef bytes lower_of(const uint8_t* at, const uint8_t* end):
+    cdef:
+        bytes lower = PyBytes_FromStringAndSize(NULL, end - at)
+        uint8_t* to = <uint8_t*> PyBytes_AS_STRING(lower)
+    while at < end:
+        to[0] = at[0] | 0x20 if 65 <= at[0] <= 90 else at[0]
+        to += 1
+        at += 1
+    return lower
+
+
+cdef class Head:
+    """A request head. Header names are lower case; fields given twice are joined by a comma."""
+
+    cdef readonly bytes method
+    cdef readonly bytes target
+    cdef readonly tuple version
+    cdef readonly dict headers
+
+    def __init__(self, bytes method, bytes target, tuple version, dict headers):
+        self.method = method
+        self.target = target
+        self.version = version
+        self.headers = headers
+
+    def __repr__(self):
+        return f"Head({self.method!r}, {self.target!r}, {self.version!r}, {self.headers!r})"
+
+
+def parse_head(bytes head not None) -> Head:
+    """Parse a complete request head, with its blank line. Raises ValueError with the fault.
+
+    It is strict where two readers could understand a head differently: no folded lines, no space before a colon, no
+    control bytes.
+    """
+    cdef:
+        const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(head)
+        const uint8_t* end = at + PyBytes_GET_SIZE(head)
+        const uint8_t* line_end = end_of_line(at, end)
+        const uint8_t* target
+        const uint8_t* version = NULL
+        const uint8_t* colon
+        const uint8_t* value_end
+        dict headers = {}
+        bytes name, value, method
+    target = <const uint8_t*> memchr(at, 32, line_end - at)
+    if target != NULL:
+        version = <const uint8_t*> memchr(target + 1, 32, line_end - target - 1)
+    if version == NULL or memchr(version + 1, 32, line_end - version - 1) != NULL:
+        raise ValueError("the request line is not `method target version`")
+    if target == at or not all_are(at, target, IN_TOKEN):
+        raise ValueError("the method is not a token")
+    if version == target + 1 or not all_are(target + 1, version, IN_TARGET):
+        raise ValueError("the target has bytes that no URL has")
+    method = bytes_of(at, target)
+    target += 1
+    version += 1
+    if (
+        line_end - version != 8
+        or memcmp(version, b"HTTP/", 5)
+        or not 48 <= version[5] <= 57
+        or version[6] != 46
+        or not 48 <= version[7] <= 57
+    ):
+        raise ValueError("the version is not HTTP/n.n")
+    if end - line_end < 4 or memcmp(end - 4, b"\r\n\r\n", 4):
+        raise ValueError("the head does not end in a blank line")
+    # Up to the blank line.
+    at = line_end + 2
+    while at < end - 2:
+        line_end = end_of_line(at, end)
+        colon = <const uint8_t*> memchr(at, 58, line_end - at)
+        if colon == NULL or colon == at or not all_are(at, colon, IN_TOKEN):
+            raise ValueError("a header line is not `name: value`")
+        name = lower_of(at, colon)
+        at = line_end + 2
+        colon += 1
+        value_end = line_end
+        while colon < value_end and (colon[0] == 32 or colon[0] == 9):
+            colon += 1
+        while colon < value_end and (value_end[-1] == 32 or value_end[-1] == 9):
+            value_end -= 1
+        if not all_are(colon, value_end, IN_VALUE):
+            raise ValueError("a header value has control bytes")
+        value = bytes_of(colon, value_end)
+        if name in headers:
+            value = <bytes> headers[name] + b", " + value
+        headers[name] = value
+    return Head(method, bytes_of(target, version - 1), (version[5] - 48, version[7] - 48), headers)
+
+
+def upgrade_fault(Head head not None):
+    """None if `head` may be accepted as a WebSocket (RFC 6455 4.2.1), else `(HTTP status, what is wrong)`."""
+    cdef dict headers = head.headers
+    if head.method != b"GET":
+        return 405, "a WebSocket is opened by GET"
+    if head.version < (1, 1):
+        return 400, "a WebSocket needs HTTP/1.1"
+    if not headers.get(b"host") or b"," in headers[b"host"]:
+        return 400, "one Host header is required"
+    if not _has_token(headers.get(b"upgrade", b""), b"websocket"):
+        return 400, "the Upgrade header does not name websocket"
+    if not _has_token(headers.get(b"connection", b""), b"upgrade"):
+        return 400, "the Connection header does not name upgrade"
+    if headers.get(b"sec-websocket-version") != b"13":
+        return 426, "WebSocket version 13 is spoken here"
+    try:
+        key = binascii.a2b_base64(headers.get(b"sec-websocket-key", b""), strict_mode=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != 16:
+        return 400, "Sec-WebSocket-Key is not 16 bytes in base64"
+    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+        return 400, "an upgrade has no body"
+    return None
+
+
+cdef bint _has_token(bytes value, bytes token):
+    """Whether the comma-separated `value` has `token`, which is in lower case."""
+    value = value.lower()
+    return value == token or token in [part.strip(b" \t") for part in value.split(b",")]
+
 
 # -- requests ------------------------------------------------------------------------------------------------
 
@@ -102,7 +270,7 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
     target = at
     if at[0] != b"/":
         return None
-    while at < end and target_chars[at[0]]:
+    while at < end and char_kinds[at[0]] & IN_USUAL_TARGET:
         at += 1
     target_size = at - target
     if target_size >= 5 and memcmp(target, b"/app/", 5) == 0:
@@ -124,7 +292,7 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         if headers > MAX_HEADERS:
             return None
         name = at
-        while at < end and token_chars[at[0]]:
+        while at < end and char_kinds[at[0]] & IN_TOKEN:
             at += 1
         name_size = at - name
         if name_size == 0 or at == end or at[0] != b":":
@@ -133,7 +301,7 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         while at < end and (at[0] == 32 or at[0] == 9):
             at += 1
         value = at
-        while at < end and value_chars[at[0]]:
+        while at < end and char_kinds[at[0]] & IN_USUAL_VALUE:
             at += 1
         if end - at < 2 or at[0] != 13 or at[1] != 10:
             return None

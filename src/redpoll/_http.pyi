@@ -7,6 +7,16 @@ from redpoll.protocol.apps import App
 
 R = TypeVar("R", bound=IncomingRequest)
 
+class Head:
+    method: bytes
+    target: bytes
+    version: tuple[int, int]
+    headers: dict[bytes, bytes]
+    def __init__(self, method: bytes, target: bytes, version: tuple[int, int], headers: dict[bytes, bytes]) -> None: ...
+
+def parse_head(head: bytes) -> Head: ...
+def upgrade_fault(head: Head) -> tuple[int, str] | None: ...
+
 class IncomingRequest:
     @property
     def number(self) -> int: ...

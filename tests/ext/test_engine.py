@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redpoll import _engine, _frame
-from redpoll._engine import CLOSED, CLOSING, HEAD, HTTP, OPEN, parse_head, upgrade_fault
+from redpoll._engine import CLOSED, CLOSING, HEAD, HTTP, OPEN
 from redpoll._fanout import Audience, Flusher
+from redpoll._http import parse_head, upgrade_fault
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 

@@ -12,8 +12,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from redpoll import _frame
-from redpoll._engine import HTTP, WebSocket, untracked
+from redpoll._engine import HTTP, WebSocket
 from redpoll._fanout import Flusher
+from redpoll._memory import untracked
 from redpoll.http.connection import HttpConnection
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect

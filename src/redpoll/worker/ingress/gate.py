@@ -14,9 +14,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from redpoll import _engine, _frame
+from redpoll import _frame
+from redpoll._engine import CLOSED
 from redpoll._fanout import Flusher
-from redpoll._small_map import SmallMap
+from redpoll._http import Head, parse_head, upgrade_fault
+from redpoll._memory import SmallMap, untrack
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life
 from redpoll.config.config import Settings
@@ -56,7 +58,7 @@ _MAX_REMEMBERED_BYTES = 256
 class _Upgrade(NamedTuple):
     """A request for a WebSocket. `path` is as requested, `query` is decoded, with the last value of each name."""
 
-    request: _engine.Head
+    request: Head
     path: str
     query: Mapping[str, str]
 
@@ -194,7 +196,7 @@ class Gate:
 
     def closed(self, connection: Connection) -> None:
         """A WebSocket has ended, whatever the cause: FIN, RST, timeout, protocol error, or a close by this server."""
-        if connection.state == _engine.CLOSED:
+        if connection.state == CLOSED:
             self.janitor.departed(connection)
         if connection.session is not None:
             self.hub.closed(connection)
@@ -232,7 +234,7 @@ class Gate:
             self.http.adopt(connection, peer[0], secure)
             return
         try:
-            request = _engine.parse_head(head)
+            request = parse_head(head)
         except ValueError as fault:
             self._answer(connection, 400, "bad_request", f"not an HTTP request: {fault}")
             return
@@ -257,8 +259,8 @@ class Gate:
 
     # -- WebSockets ----------------------------------------------------------------------------------------
 
-    def _upgrade(self, connection: Connection, request: _engine.Head) -> None:
-        fault = _engine.upgrade_fault(request)
+    def _upgrade(self, connection: Connection, request: Head) -> None:
+        fault = upgrade_fault(request)
         if fault is not None:
             status, text = fault
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
@@ -337,12 +339,12 @@ class Gate:
         client = self._forwarded_client(connection, upgrade.request)
         if client:
             connection.arrival = connection.arrival._replace(address=client)
-            _engine.untrack(connection.arrival)
+            untrack(connection.arrival)
         recovers = handshake.recovers(upgrade.query)
         channels: SmallMap[Subscription] = SmallMap()
         app = self.hub.everyone.current(outcome)
         session = Session((connection.sid_hi, connection.sid_lo), app, self._limits, recovers, channels)
-        _engine.untrack(session)
+        untrack(session)
         connection.session = session
         self.hub.everyone.add(connection)
         self.janitor.opened(connection)
@@ -386,7 +388,7 @@ class Gate:
             return connection.peer_address, connection.secure
         return connection.peer or ("", 0), False
 
-    def _is_secure(self, connection: Connection, request: _engine.Head) -> bool:
+    def _is_secure(self, connection: Connection, request: Head) -> bool:
         forwarded = request.headers.get(b"x-forwarded-proto")
         if forwarded is None:
             # Then the peer's address doesn't matter, and reading it is a system call.
@@ -394,7 +396,7 @@ class Gate:
         peer, secure = self._introduction(connection)
         return self._trusted.is_secure(peer[0], _text(forwarded), secure)
 
-    def _forwarded_client(self, connection: Connection, request: _engine.Head) -> str:
+    def _forwarded_client(self, connection: Connection, request: Head) -> str:
         """The client's address if a trusted proxy named it in a header, else ""."""
         forwarded = request.headers.get(b"x-forwarded-for") if self._trusted else None
         if forwarded is None:
@@ -408,7 +410,7 @@ class Gate:
         connection.answer(error_response(status, code, text, extra_headers))
 
 
-def _read(request: _engine.Head) -> _Upgrade:
+def _read(request: Head) -> _Upgrade:
     target = request.target
     path, query = (_location if len(target) > _MAX_REMEMBERED_BYTES else _remembered_location)(target)
     return _Upgrade(request, path, query)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redpoll._small_map import SmallMap
+from redpoll._memory import SmallMap
 
 KEYS = ["a", "b", "c"]
 

@@ -1,9 +1,13 @@
-"""Shapes of ext/redpoll/_small_map.pyx."""
+"""Shapes of ext/redpoll/_memory.pyx."""
 
 from collections.abc import Iterator, MutableMapping
 from typing import TypeVar
 
+C = TypeVar("C")
 T = TypeVar("T")
+
+def untrack(thing: object) -> None: ...
+def untracked(cls: type[C]) -> type[C]: ...
 
 # A mapping by what it has, not by descent.
 class SmallMap(MutableMapping[str, T]):
