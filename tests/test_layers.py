@@ -216,6 +216,9 @@ def test_every_module_has_its_test_file():
     for name, path in modules():
         if path.name in ("__init__.py", "__main__.py") or name in DECLARATIONS:
             continue
+        # What is in a small module is tested with what uses it.
+        if len(path.read_text().splitlines()) < 60:
+            continue
         parts = name.split(".")[1:]
         stem = parts[-1].strip("_")
         expected = ROOT.joinpath("tests", *parts[:-1], f"test_{stem}.py")

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hiredis
@@ -27,7 +27,8 @@ from bench.report import save
 from redpoll._frame import frame_of
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.envelopes import event_envelope
-from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket
+from redpoll.cluster.membership.join import Join
+from redpoll.cluster.membership.registry import LocalChannel, Registry
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Answerers
@@ -66,10 +67,8 @@ class Frames:
     def opened(self, local_channel: LocalChannel) -> None:
         local_channel.audience = local_channel.channel.encode()
 
-    def joined(
-        self, local_channel: LocalChannel, tickets: list[Ticket], cached: bytes | None, total: int | None
-    ) -> None:
-        self.attached += len(tickets)
+    def joined(self, local_channel: LocalChannel, joins: list[Join], cached: bytes | None, total: int | None) -> None:
+        self.attached += len(joins)
 
     def event(self, local_channel: LocalChannel, payload: bytes) -> None:
         frame_of(payload, local_channel.audience)
@@ -78,8 +77,11 @@ class Frames:
         if not count.left:
             count.done.set()
 
-    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
+    def refused(self, local_channel: LocalChannel, join: Join, reason: str) -> None:
         raise AssertionError(reason)
+
+    def still_waiting(self, joins: Iterator[Join]) -> None:
+        """Redis is still busy with the first subscribes."""
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         raise AssertionError("no presence channels here")
@@ -96,10 +98,10 @@ class Frames:
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         raise AssertionError("no user is watched here")
 
-    def admitted(self, ticket: Ticket) -> None:
+    def admitted(self, join: Join) -> None:
         raise AssertionError("no connection is counted here")
 
-    def turned_away(self, ticket: Ticket, code: int) -> None:
+    def turned_away(self, join: Join, code: int) -> None:
         raise AssertionError("no connection is counted here")
 
 
@@ -164,7 +166,7 @@ async def run(url: str, path: str, options: argparse.Namespace) -> None:
         )
         await registry.start()
         for channel in channels:
-            registry.join(App(id=APP, name="bench", keys=()), channel, Ticket(None))
+            registry.joins.add(Join(None, App(id=APP, name="bench", keys=()), channel))
         while frames.attached < len(channels):
             await link.ask(b"PING")
 

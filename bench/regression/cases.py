@@ -325,20 +325,23 @@ def request_head() -> Case:
 
 def hold_call() -> Case:
     """A presence channel's bookkeeping for one member that joins, is accepted and leaves: two `hold` calls."""
-    from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+    from redpoll.cluster.membership.join import Join
+    from redpoll.cluster.membership.local_channel import LocalChannel
+    from redpoll.protocol.apps import App
 
     channel = LocalChannel("1", "presence-room", "p", b"topic")
+    app = App(id="1", name="bench", keys=())
 
     def settle() -> None:
         while (call := channel.plan()) is not None:
             channel.accept(call, b"1" * call.joining)
 
-    channel.wait(Ticket(None, "anna", b"{}"))
+    channel.queue(Join(None, app, "presence-room", "anna", b"{}"))
     settle()
 
     def run(n: int) -> None:
         for _ in range(n):
-            channel.wait(Ticket(None, "bert", b'{"name":"Bert"}'))
+            channel.queue(Join(None, app, "presence-room", "bert", b'{"name":"Bert"}'))
             settle()
             channel.detach("bert")
             settle()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from redpoll import _frame
 from redpoll.cluster.bus import Bus, ask_within
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.idempotency import Idempotency
+from redpoll.cluster.membership.connection_limit import CONN
 from redpoll.cluster.membership.hold_call import HoldCall
-from redpoll.cluster.membership.registry import LocalChannel, Registry, Ticket, Timings
+from redpoll.cluster.membership.join import Join
+from redpoll.cluster.membership.registry import LocalChannel, Registry, Timings
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
@@ -78,7 +80,7 @@ class Socket:
     # With history: the position (epoch, offset) after which it has all events, which are `events[place_at:]`.
     place: tuple[str, int] | None = None
     place_at: int = 0
-    ticket: Ticket | None = None
+    join: Join | None = None
 
 
 class Sockets:
@@ -90,13 +92,13 @@ class Sockets:
         self.dropped_channels: list[str] = []
         self.faults: list[str] = []
         # The outcome of each connection, and the reported states of watched users.
-        self.connections: dict[Ticket, int] = {}
+        self.connections: dict[Join, int] = {}
         self.states: list[tuple[str, bool]] = []
         # Where channels with history went on after something was lost: channel, epoch, offset.
         self.lost_places: list[tuple[str, str, int]] = []
         self.console_copies: list[bytes] = []
-        # Subscribes that were cancelled in flight, and answered then.
-        self.withdrawn_tickets: list[Ticket] = []
+        # The joins that waited for a second, as they print.
+        self.waiting: list[str] = []
         # By channel, the offset of the last event.
         self.offsets: dict[str, int] = {}
 
@@ -110,11 +112,9 @@ class Sockets:
         if self.attached.pop(local_channel.channel):
             self.faults.append(f"{local_channel.channel} dropped with sockets attached")
 
-    def joined(
-        self, local_channel: LocalChannel, tickets: list[Ticket], cached: bytes | None, total: int | None
-    ) -> None:
-        for ticket in tickets:
-            socket = ticket.owner
+    def joined(self, local_channel: LocalChannel, joins: list[Join], cached: bytes | None, total: int | None) -> None:
+        for join in joins:
+            socket = join.owner
             assert isinstance(socket, Socket)
             socket.state = "attached"
             socket.cached = cached
@@ -134,13 +134,13 @@ class Sockets:
                 if socket.user not in socket.users:
                     self.faults.append(f"{socket.user} isn't in its own snapshot of {local_channel.channel}")
 
-    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
-        assert isinstance(ticket.owner, Socket)
-        ticket.owner.state = "refused"
-        ticket.owner.reason = reason
+    def refused(self, local_channel: LocalChannel, join: Join, reason: str) -> None:
+        assert isinstance(join.owner, Socket)
+        join.owner.state = "refused"
+        join.owner.reason = reason
 
-    def withdrawn(self, ticket: Ticket) -> None:
-        self.withdrawn_tickets.append(ticket)
+    def still_waiting(self, joins: Iterator[Join]) -> None:
+        self.waiting = [str(join) for join in joins]
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         for socket in self.attached[local_channel.channel]:
@@ -189,11 +189,11 @@ class Sockets:
             self.faults.append(f"{user_id}: the same state twice")
         self.states.append((user_id, online))
 
-    def admitted(self, ticket: Ticket) -> None:
-        self.connections[ticket] = 200
+    def admitted(self, join: Join) -> None:
+        self.connections[join] = 200
 
-    def turned_away(self, ticket: Ticket, code: int) -> None:
-        self.connections[ticket] = code
+    def turned_away(self, join: Join, code: int) -> None:
+        self.connections[join] = code
 
 
 class Worker:
@@ -220,8 +220,8 @@ class Worker:
 
     def join(self, channel: str, user: str | None = None, info: bytes = b"", cap: int = 0) -> Socket:
         socket = Socket(channel, user)
-        socket.ticket = Ticket(socket, user, info)
-        self.registry.join(structs.replace(self.app, max_presence_members=cap), channel, socket.ticket)
+        socket.join = Join(socket, structs.replace(self.app, max_presence_members=cap), channel, user, info)
+        self.registry.joins.add(socket.join)
         return socket
 
     async def attach(self, channel: str, user: str | None = None, **more: Any) -> Socket:
@@ -233,19 +233,18 @@ class Worker:
         assert socket.state == "attached"
         return socket
 
-    def connect(self) -> Ticket:
+    def connect(self) -> Join:
         """Opens a connection of `self.app`; the outcome is in `sockets.connections`."""
-        ticket = Ticket(None)
-        self.registry.connection_limit.admit(self.app, ticket)
-        return ticket
+        join = Join(None, self.app, CONN)
+        self.registry.connection_limit.admit(join)
+        return join
 
     def leave(self, socket: Socket) -> None:
         if socket.state == "attached":
             self.sockets.attached[socket.channel].remove(socket)
             self.registry.leave(APP, socket.channel, socket.user)
         elif socket.state == "pending":
-            assert socket.ticket is not None
-            self.registry.cancel(socket.ticket)
+            assert self.registry.joins.withdraw(socket, socket.channel)
         socket.state = "left"
 
     def leave_all(self) -> None:
@@ -370,7 +369,7 @@ class Truth:
                 if not local_channel.has_topic:
                     continue
                 attached = worker.sockets.attached[local_channel.channel]
-                if local_channel.waiting or local_channel.call:
+                if local_channel.queued or local_channel.busy:
                     wrong.append(f"{local_channel.channel}: a call is under way")
                 elif local_channel.attached != len(attached):
                     wrong.append(f"{local_channel.channel}: {local_channel.attached} known, {len(attached)} attached")

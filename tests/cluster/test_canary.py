@@ -17,27 +17,26 @@ async def proxied(redis):
     """A canary on a link through a proxy that can leave out messages; `changes` are the values of `broken`."""
     with Proxy(redis.path, splits_replies=True) as proxy:
         link = Link(proxy.url, first_delay_s=0.01, max_delay_s=0.05)
-        canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
+        changes: list[bool] = []
+        canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S, changes.append)
         link.on_up = canary.connected
         link.on_down = lambda reason: canary.connection_lost()
         link.on_push = canary.push
         link.start()
-        yield proxy, link, canary
+        yield proxy, link, canary, changes
         canary.close()
         await link.close()
 
 
 async def test_lag_is_measured_and_nothing_is_missing(proxied, wait_until):
-    _, link, canary = proxied
+    _, link, canary, _ = proxied
     await wait_until(lambda: canary._number >= 4)
     assert 0 < canary.lag_s < 60
     assert (canary.missed, canary.broken, link.reconnects) == (0, False, 0)
 
 
 async def test_connection_without_messages_is_replaced_and_reported_until_one_arrives(proxied, wait_until):
-    proxy, link, canary = proxied
-    changes = []
-    canary.on_change = changes.append
+    proxy, link, canary, changes = proxied
     await wait_until(lambda: canary.lag_s)
     proxy.swallow_messages()
     await wait_until(lambda: link.reconnects >= 2)

@@ -51,11 +51,13 @@ class Canary:
     `missed` is how many are missing in total.
     """
 
-    def __init__(self, link: Link, keys: Keys, run: str, k: int, every_s: float) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, run: str, k: int, every_s: float, on_change: Callable[[bool], None] = _ignore
+    ) -> None:
         self.topics: dict[bytes, _Path] = {}
         self.broken = False
         self.missed = 0
-        self.on_change: Callable[[bool], None] = _ignore
+        self._on_change = on_change
         self._link = link
         self._keys = keys
         self._run = run
@@ -141,4 +143,4 @@ class Canary:
                 log.error("redis delivers no messages")
             else:
                 log.info("redis delivers messages again")
-            self.on_change(broken)
+            self._on_change(broken)

@@ -9,6 +9,7 @@ message before it. The epoch changes when history was lost or cleared (cluster/R
 
 import asyncio
 import secrets
+from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,16 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Done, Link
 from redpoll.cluster.redis.scripts import CLEAR, HISTORY, LOCATE, Script
 
-__all__ = ["MAX_PAGE_ROWS", "History", "InvalidOffset", "Page", "Row", "UnknownEpoch"]
+__all__ = [
+    "MAX_DELIVERED",
+    "MAX_PAGE_ROWS",
+    "History",
+    "HistoryPosition",
+    "InvalidOffset",
+    "Page",
+    "Row",
+    "UnknownEpoch",
+]
 
 # Bounds of a page, which Redis reads in one step. A single message may have more bytes.
 MAX_PAGE_ROWS: Final = 64
@@ -33,6 +43,10 @@ _MAX_OFFSET: Final = 2**53
 # Pages awaited at a time. Together with rosters and cached events (membership/sync.py) they stay below the bytes that
 # Redis lets a subscribed connection leave unread, and the next event waits for few of them.
 _MAX_PAGES: Final = 16
+
+
+# Offsets that a position remembers, of 8 bytes each.
+MAX_DELIVERED: Final = 256
 
 
 class UnknownEpoch(Exception):
@@ -121,6 +135,31 @@ class Page(NamedTuple):
 
 def _clamped(offset: int) -> int:
     return max(0, min(offset, _MAX_OFFSET))
+
+
+class HistoryPosition:
+    """How far this worker has delivered a channel's history: `last` is the offset of the last delivered message (0 for
+    none) in `epoch`. `live`: the next push follows `last`. Otherwise the channel catches up (catchup.py). `delivered`
+    are `last` and the offsets before it, at least the newest MAX_DELIVERED of them."""
+
+    __slots__ = ("delivered", "epoch", "last", "live")
+
+    def __init__(self, epoch: str, last: int, live: bool) -> None:
+        self.live = live
+        self.begin(epoch, last)
+
+    def begin(self, epoch: str, last: int) -> None:
+        """The next message follows `last`; what was delivered before it is in no relation to it."""
+        self.epoch = epoch
+        self.last = last
+        self.delivered = array("q", (last,))
+
+    def advance(self, offset: int) -> None:
+        """This message is delivered now."""
+        self.last = offset
+        self.delivered.append(offset)
+        if len(self.delivered) > 2 * MAX_DELIVERED:
+            del self.delivered[:MAX_DELIVERED]
 
 
 class History:

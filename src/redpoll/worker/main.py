@@ -122,11 +122,11 @@ class Worker:
             start.k,
             self.answerers,
             debounce_s=settings.webhook_debounce_s,
+            # /readyz says which worker it is.
+            on_deaf=lambda broken: child_pipe.send(Deaf(broken)),
+            on_reach=lambda reach: child_pipe.send(ReachChanged(reach)),
         )
         self.tracing = self._open_tracing(keys)
-        # /readyz says which worker it is.
-        self.registry.on_deaf = lambda broken: child_pipe.send(Deaf(broken))
-        self.registry.on_reach = lambda reach: child_pipe.send(ReachChanged(reach))
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         resume = UserResume(self.registry, self.link, keys, self.janitor)
         debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")

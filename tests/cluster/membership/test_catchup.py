@@ -12,8 +12,7 @@ from bus_publishing import publish_all
 from proxy import Proxy
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Outgoing, Unavailable
-from redpoll.cluster.history import History
-from redpoll.cluster.membership.local_channel import MAX_DELIVERED, HistoryPosition
+from redpoll.cluster.history import MAX_DELIVERED, History, HistoryPosition
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import HistoryRule
@@ -683,7 +682,7 @@ async def test_after_a_split_with_more_messages_than_a_worker_remembers_the_gap_
     split, cut_off, app, wait_until, monkeypatch
 ):
     worker, socket = cut_off
-    monkeypatch.setattr("redpoll.cluster.membership.local_channel.MAX_DELIVERED", 4)
+    monkeypatch.setattr("redpoll.cluster.history.MAX_DELIVERED", 4)
     await split.send(split.present, app, "early")
     here = [f"here {n}" for n in range(20)]
     await split.send(split.former, app, *here)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.membership.reaper import Reaper
 from sums import counted
 
@@ -23,8 +24,8 @@ async def b(start_worker, make_app):
     return worker
 
 
-def answered(*workers_and_tickets):
-    return lambda: all(ticket in worker.sockets.connections for worker, ticket in workers_and_tickets)
+def answered(*workers_and_joins):
+    return lambda: all(join in worker.sockets.connections for worker, join in workers_and_joins)
 
 
 def codes(worker):
@@ -43,9 +44,9 @@ async def until_in_redis(link, keys, n):
 async def test_app_without_a_limit_admits_at_once_and_costs_redis_nothing(a, make_app):
     a.app = make_app()
     before = a.link.commands
-    tickets = [a.connect() for _ in range(10)]
-    assert [a.sockets.connections[ticket] for ticket in tickets] == [200] * 10
-    for _ in tickets:
+    joins = [a.connect() for _ in range(10)]
+    assert [a.sockets.connections[join] for join in joins] == [200] * 10
+    for _ in joins:
         a.registry.connection_limit.depart("7")
     assert a.link.commands == before
     assert not [*a.registry.local_channels()]
@@ -80,13 +81,13 @@ async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_wor
     b = await start_worker(2)
     b.app = a.app
     local_channel = [b.connect() for _ in range(3)]
-    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+    await wait_until(answered(*((b, join) for join in local_channel)))
     await b.kill()
     waiting = [a.connect() for _ in range(3)]
     await asyncio.sleep(0.1)
     assert codes(a) == []
     await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
-    await wait_until(answered(*((a, ticket) for ticket in waiting)))
+    await wait_until(answered(*((a, join) for join in waiting)))
     assert codes(a) == [200] * 3
     late = a.connect()
     await wait_until(answered((a, late)))
@@ -97,7 +98,7 @@ async def test_worker_that_may_be_dead_means_4100(start_worker, make_app, b, wai
     a = await start_worker(1, max_admit_s=0.35)
     a.app = make_app(max_connections=3)
     local_channel = [b.connect() for _ in range(3)]
-    await wait_until(answered(*((b, ticket) for ticket in local_channel)))
+    await wait_until(answered(*((b, join) for join in local_channel)))
     await b.kill()
     waiting = a.connect()
     await wait_until(answered((a, waiting)))
@@ -135,19 +136,19 @@ async def test_connection_that_closes_while_it_waits_takes_no_place(start_worker
     a = await start_worker(1, admit_retry_s=60)
     a.app = make_app(max_connections=3)
     gone = a.connect()
-    a.registry.cancel(gone)
+    a.registry.connection_limit.cancel(gone)
     # The answer isn't read before the connection closes: an admitted connection would have to depart instead.
     a.deafen()
     in_flight = a.connect()
-    await wait_until(lambda: in_flight.local_channel.call)
-    a.registry.cancel(in_flight)
+    await wait_until(lambda: in_flight.state is JoinState.IN_FLIGHT)
+    a.registry.connection_limit.cancel(in_flight)
     a.hear()
     await wait_until(lambda: not [*a.registry.local_channels()])
     local_channel = [a.connect() for _ in range(3)]
-    await wait_until(answered(*((a, ticket) for ticket in local_channel)))
+    await wait_until(answered(*((a, join) for join in local_channel)))
     refused = a.connect()
-    await wait_until(lambda: refused.local_channel is None)
-    a.registry.cancel(refused)
+    await wait_until(lambda: refused.state is JoinState.REFUSED)
+    a.registry.connection_limit.cancel(refused)
     for _ in local_channel:
         a.registry.connection_limit.depart("7")
     await wait_until(lambda: not [*a.registry.local_channels()])
@@ -182,10 +183,10 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
     b = await start_worker(2, beat_s=60)
     a.app = b.app = make_app(max_connections=3)
     admitted = [b.connect() for _ in range(3)]
-    await wait_until(answered(*((b, ticket) for ticket in admitted)))
+    await wait_until(answered(*((b, join) for join in admitted)))
     waiting = [a.connect() for _ in range(2)]
     pending = a.registry.connection_limit._pending
-    await wait_until(lambda: all(pending[ticket] is not None for ticket in waiting))
+    await wait_until(lambda: all(pending[join] is not None for join in waiting))
     in_flight = a.connect()
     await asyncio.sleep(0)
     a.link.flush()
@@ -193,7 +194,7 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
     for worker in (a, b):
         worker.registry.app_changed(worker.app, off)
         worker.app = off
-    await wait_until(answered(*((a, ticket) for ticket in [*waiting, in_flight])))
+    await wait_until(answered(*((a, join) for join in [*waiting, in_flight])))
     assert set(codes(a)) == {200}
     await wait_until(lambda: not [*a.registry.local_channels(), *b.registry.local_channels()])
     assert await truth.channel_keys() == []
@@ -203,11 +204,11 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
 
 
 async def test_connection_accepted_after_the_limit_was_turned_off_is_not_counted(a, make_app, wait_until, truth):
-    ticket = a.connect()
+    join = a.connect()
     await asyncio.sleep(0)
     a.link.flush()
     a.registry.app_changed(a.app, make_app())
-    await wait_until(answered((a, ticket)))
+    await wait_until(answered((a, join)))
     await wait_until(lambda: not [*a.registry.local_channels()])
     assert codes(a) == [200]
     assert await truth.channel_keys() == []
@@ -220,13 +221,13 @@ async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, m
     for worker in workers:
         worker.app = make_app(max_connections=100)
     for _ in range(20):
-        tickets = [(worker, worker.connect()) for worker in rng.choices(workers, k=130)]
-        await wait_until(answered(*tickets))
-        outcomes = [worker.sockets.connections[ticket] for worker, ticket in tickets]
+        joins = [(worker, worker.connect()) for worker in rng.choices(workers, k=130)]
+        await wait_until(answered(*joins))
+        outcomes = [worker.sockets.connections[join] for worker, join in joins]
         assert (outcomes.count(200), outcomes.count(4004)) == (100, 30)
         assert await in_redis(link, keys) == 100
-        for worker, ticket in tickets:
-            if worker.sockets.connections[ticket] == 200:
+        for worker, join in joins:
+            if worker.sockets.connections[join] == 200:
                 worker.registry.connection_limit.depart("7")
         await wait_until(lambda: not any([*worker.registry.local_channels()] for worker in workers))
         assert await in_redis(link, keys) == 0
@@ -234,8 +235,8 @@ async def test_limit_of_100_admits_exactly_100_over_four_workers(start_worker, m
 
 @pytest.mark.parametrize("emptied", [False, True])
 async def test_after_a_break_the_count_is_right(a, b, link, keys, wait_until, emptied):
-    tickets = [(a, a.connect()), (a, a.connect()), (b, b.connect())]
-    await wait_until(answered(*tickets))
+    joins = [(a, a.connect()), (a, a.connect()), (b, b.connect())]
+    await wait_until(answered(*joins))
     if emptied:
         await link.ask(b"FLUSHALL")
         b.link.drop("for the test")

@@ -30,8 +30,8 @@ def letters(of: type) -> dict[str, str]:
     return {name: letter for name, letter in vars(of).items() if name.isupper()}
 
 
-def call(flags="", base=0, gone=(), joins=(), tickets=(), cap=0) -> HoldCall:
-    return HoldCall(base, cap, flags, gone, joins, tickets, True, False)
+def call(flags="", base=0, gone=(), users=(), joins=(), cap=0) -> HoldCall:
+    return HoldCall(base, cap, flags, gone, users, joins, True, False)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_lua_and_python_use_the_same_name_for_each_letter():
 
 def test_arguments_come_in_the_order_of_the_script():
     keys = Keys()
-    joins = (("b", b"1"), ("c", b""))
+    users = (("b", b"1"), ("c", b""))
     history = HistoryTerms("epoch", 60, 5, "0e")
     names, args = encode(
-        keys, W, 3, "7", "presence-a", PRESENCE, b"topic", call("rh", 4, ("a",), joins, cap=9), "d", history, 0, 2_500
+        keys, W, 3, "7", "presence-a", PRESENCE, b"topic", call("rh", 4, ("a",), users, cap=9), "d", history, 0, 2_500
     )
     assert args[:10] == [W, 3, PRESENCE, "rhd", "7", "presence-a", 4, 9, b"topic", b"PUBLISH"]
     assert args[10:] == [1, 2, "a", "b", b"1", "c", b"", "epoch", 60, 5, "0e", 2_500]
     assert names == hold_keys(keys, W, "7", "presence-a", PRESENCE, "rhd")
-    public = encode(keys, W, 3, "7", "news", CHANNEL, b"topic", call(tickets=[object(), object()]))[1]
+    public = encode(keys, W, 3, "7", "news", CHANNEL, b"topic", call(joins=[object(), object()]))[1]
     assert public[10:] == [0, 2]
 
 
@@ -108,10 +108,10 @@ def test_big_reply_is_the_roster_before_the_cached_event():
     assert [call(flags).big_reply for flags in ("", "shom", "ch", "rc")] == ["", "", "c", "r"]
 
 
-def test_call_adds_a_subscription_for_each_ticket_or_for_each_user_of_a_reassertion():
-    assert call(tickets=[object(), object()]).joining == 2
-    assert call(joins=[("a", b"")], tickets=[object()]).joining == 1
-    assert call(joins=[("a", b""), ("b", b"")]).joining == 2
+def test_call_adds_a_subscription_for_each_join_or_for_each_user_of_a_reassertion():
+    assert call(joins=[object(), object()]).joining == 2
+    assert call(users=[("a", b"")], joins=[object()]).joining == 1
+    assert call(users=[("a", b""), ("b", b"")]).joining == 2
 
 
 async def run(link, keys, channel, kind, hold, history=None, extra_flags=""):
@@ -124,8 +124,8 @@ async def test_script_understands_every_call_and_its_reply_has_every_field(link,
     await link.execute(REGISTER, (keys.worker(shard("7", channel), W),), (1, 1))
     await link.ask(b"SET", keys.cached("7", channel), b"tail")
     history = HistoryTerms("epoch", 60, 5, "")
-    joins = (("a", b"{}"), ("b", b""), ("c", b""))
-    reply = await run(link, keys, channel, PRESENCE, call("rchomX", joins=joins, cap=2), history, Flag.DEBOUNCE)
+    users = (("a", b"{}"), ("b", b""), ("c", b""))
+    reply = await run(link, keys, channel, PRESENCE, call("rchomX", users=users, cap=2), history, Flag.DEBOUNCE)
     assert (reply.accepted, reply.added, reply.removed, reply.dropped) == (b"110", [0, 1], [], 0)
     assert dict(zip(reply.roster[::2], reply.roster[1::2], strict=True)) == {
         b"a": W.encode() + b"\n{}",
@@ -139,15 +139,15 @@ async def test_script_understands_every_call_and_its_reply_has_every_field(link,
 
 async def test_script_announces_the_count_and_says_when_it_may_do_so_again(link, keys):
     await link.execute(REGISTER, (keys.worker(shard("7", "news"), W),), (1, 1))
-    first = await run(link, keys, "news", CHANNEL, call("sS", tickets=[object()] * 101))
+    first = await run(link, keys, "news", CHANNEL, call("sS", joins=[object()] * 101))
     assert (first.accepted, first.total, first.due_ms, first.dropped) == (b"1" * 101, 101, 0, 0)
-    second = await run(link, keys, "news", CHANNEL, call("s", base=101, tickets=[object()]))
+    second = await run(link, keys, "news", CHANNEL, call("s", base=101, joins=[object()]))
     assert second.total == 102
     # Above a hundred subscribers.
     assert 0 < second.due_ms <= 5000
 
 
 async def test_script_refuses_another_connections_call(link, keys):
-    assert await run(link, keys, "news", CHANNEL, call(tickets=[object()])) is None
+    assert await run(link, keys, "news", CHANNEL, call(joins=[object()])) is None
     await link.execute(REGISTER, (keys.worker(shard("7", "news"), W),), (2, 1))
-    assert await run(link, keys, "news", CHANNEL, call(tickets=[object()])) is None
+    assert await run(link, keys, "news", CHANNEL, call(joins=[object()])) is None

@@ -1,42 +1,50 @@
 import pytest
 
-from redpoll.cluster.membership.local_channel import (
-    UNKNOWN,
-    ChannelSettings,
-    HistoryPosition,
-    LocalChannel,
-    Subscription,
-    Ticket,
-)
+from redpoll.cluster.history import HistoryPosition
+from redpoll.cluster.membership.channel_settings import ChannelSettings
+from redpoll.cluster.membership.hold_call import HoldCall
+from redpoll.cluster.membership.join import Join, JoinState, Stage
+from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel, Subscription
 from redpoll.cluster.membership.tally import Tally
 from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.presence import Roster
+
+# The calls in flight.
+calls: dict[LocalChannel, HoldCall] = {}
 
 
 def room(presence: bool = True) -> LocalChannel:
     return LocalChannel("7", "presence-room" if presence else "news", "p" if presence else "c", b"topic")
 
 
-def wait(local_channel: LocalChannel, user: str | None = None, info: bytes = b"") -> Ticket:
-    ticket = Ticket(None, user, info)
-    local_channel.wait(ticket)
-    return ticket
+def queue(local_channel: LocalChannel, user: str | None = None, info: bytes = b"") -> Join:
+    join = Join(None, app(), local_channel.channel, user, info)
+    local_channel.queue(join)
+    return join
 
 
 def send(local_channel: LocalChannel):
-    local_channel.call = local_channel.plan()
-    return local_channel.call
+    call = local_channel.plan()
+    if call is not None:
+        calls[local_channel] = call
+        local_channel.stage = Stage.SENDING
+    return call
+
+
+def ended(local_channel: LocalChannel):
+    local_channel.stage = Stage.CLEAN
+    return calls.pop(local_channel)
 
 
 def answer(local_channel: LocalChannel, accepted: bytes | None = None):
-    call, local_channel.call = local_channel.call, None
+    call = ended(local_channel)
     return local_channel.accept(call, b"1" * call.joining if accepted is None else accepted)
 
 
 def attach(local_channel: LocalChannel, *users: str) -> None:
     for user in users:
-        wait(local_channel, user)
+        queue(local_channel, user)
     while send(local_channel):
         answer(local_channel)
 
@@ -53,14 +61,14 @@ def test_base_is_the_number_of_attached_sockets():
     local_channel = room()
     attach(local_channel, "a", "a", "b")
     assert (local_channel.attached, local_channel.members.sockets) == (3, {"a": 2, "b": 1})
-    wait(local_channel, "c", b"1")
+    queue(local_channel, "c", b"1")
     call = send(local_channel)
-    assert (call.base, call.joins, call.gone) == (3, [("c", b"1")], [])
+    assert (call.base, call.users, call.gone) == (3, [("c", b"1")], [])
 
 
 def test_only_the_first_join_of_a_presence_channel_asks_for_the_roster():
     local_channel = room()
-    wait(local_channel, "a")
+    queue(local_channel, "a")
     assert local_channel.needs_roster
     assert send(local_channel).flags == "r"
     assert room(presence=False).needs_roster is False
@@ -68,10 +76,10 @@ def test_only_the_first_join_of_a_presence_channel_asks_for_the_roster():
 
 def test_public_joins_carry_no_users():
     local_channel = room(presence=False)
-    wait(local_channel)
-    wait(local_channel)
+    queue(local_channel)
+    queue(local_channel)
     call = send(local_channel)
-    assert (call.base, call.joins, call.joining, call.flags) == (0, (), 2, "")
+    assert (call.base, call.users, call.joining, call.flags) == (0, (), 2, "")
     joined, refused = answer(local_channel)
     assert (len(joined), refused, local_channel.attached, local_channel.confirmed) == (2, [], 2, 2)
 
@@ -93,9 +101,9 @@ def test_user_who_joins_in_the_same_call_is_not_removed():
     local_channel = room()
     attach(local_channel, "a")
     local_channel.detach("a")
-    wait(local_channel, "a")
+    queue(local_channel, "a")
     call = send(local_channel)
-    assert (call.base, call.gone, call.joins) == (0, [], [("a", b"")])
+    assert (call.base, call.gone, call.users) == (0, [], [("a", b"")])
     answer(local_channel)
     assert local_channel.plan() is None
     assert not local_channel.members.gone
@@ -103,9 +111,9 @@ def test_user_who_joins_in_the_same_call_is_not_removed():
 
 def test_user_who_returns_during_a_call_is_not_removed():
     local_channel = room()
-    wait(local_channel, "a")
+    queue(local_channel, "a")
     send(local_channel)
-    late = wait(local_channel, "a")
+    late = queue(local_channel, "a")
     answer(local_channel)
     local_channel.detach("a")
     assert send(local_channel).gone == []
@@ -116,10 +124,10 @@ def test_user_who_returns_during_a_call_is_not_removed():
 def test_at_most_256_joins_and_256_removals_go_into_a_call():
     local_channel = room()
     for n in range(300):
-        wait(local_channel, f"a{n}")
-    assert len(send(local_channel).joins) == 256
+        queue(local_channel, f"a{n}")
+    assert len(send(local_channel).users) == 256
     answer(local_channel)
-    assert len(send(local_channel).joins) == 44
+    assert len(send(local_channel).users) == 44
     answer(local_channel)
     for n in range(300):
         local_channel.detach(f"a{n}")
@@ -135,10 +143,10 @@ def test_count_stays_above_zero_while_a_queued_join_delays_a_removal():
     attach(local_channel, "z")
     local_channel.detach("z")
     for n in range(256):
-        wait(local_channel, f"a{n}")
-    last = wait(local_channel, "z")
+        queue(local_channel, f"a{n}")
+    last = queue(local_channel, "z")
     call = send(local_channel)
-    assert ("z", b"") not in call.joins
+    assert ("z", b"") not in call.users
     assert (call.gone, call.flags) == ([], "ur")
     answer(local_channel)
     local_channel.withdraw(last)
@@ -147,18 +155,18 @@ def test_count_stays_above_zero_while_a_queued_join_delays_a_removal():
 
 def test_subscribe_withdrawn_while_waiting_leaves_no_trace():
     local_channel = room()
-    ticket = wait(local_channel, "a")
-    local_channel.withdraw(ticket)
+    join = queue(local_channel, "a")
+    local_channel.withdraw(join)
     assert local_channel.plan() is None
     assert local_channel.idle
-    assert ticket.local_channel is None
+    assert join.state is JoinState.WITHDRAWN
 
 
 def test_withdrawn_in_flight_leaves_in_the_next_call():
     local_channel = room()
-    ticket = wait(local_channel, "a")
+    join = queue(local_channel, "a")
     send(local_channel)
-    local_channel.withdraw(ticket)
+    local_channel.withdraw(join)
     assert answer(local_channel) == ([], [])
     assert local_channel.confirmed == 1
     call = send(local_channel)
@@ -169,7 +177,7 @@ def test_withdrawn_in_flight_leaves_in_the_next_call():
 
 def test_withdrawn_in_flight_does_not_take_the_user_from_its_other_socket():
     local_channel = room()
-    first, second = wait(local_channel, "a"), wait(local_channel, "a")
+    first, second = queue(local_channel, "a"), queue(local_channel, "a")
     send(local_channel)
     local_channel.withdraw(first)
     assert answer(local_channel) == ([second], [])
@@ -177,9 +185,9 @@ def test_withdrawn_in_flight_does_not_take_the_user_from_its_other_socket():
     assert (call.base, call.gone) == (1, [])
 
 
-def test_refused_ticket_waits_no_longer():
+def test_refused_join_is_queued_no_longer():
     local_channel = room()
-    first, second = wait(local_channel, "a"), wait(local_channel, "b")
+    first, second = queue(local_channel, "a"), queue(local_channel, "b")
     send(local_channel)
     assert answer(local_channel, b"01") == ([second], [first])
     assert local_channel.members.sockets == {"b": 1}
@@ -187,30 +195,28 @@ def test_refused_ticket_waits_no_longer():
 
 def test_call_with_an_unknown_outcome_is_repeated_with_its_joins_first():
     local_channel = room()
-    first = wait(local_channel, "a")
-    call = send(local_channel)
-    second = wait(local_channel, "b")
-    local_channel.call = None
-    local_channel.fail(call)
+    first = queue(local_channel, "a")
+    send(local_channel)
+    second = queue(local_channel, "b")
+    local_channel.fail(ended(local_channel))
     assert local_channel.confirmed == UNKNOWN
-    assert list(local_channel.waiting) == [first, second]
+    assert list(local_channel.queued) == [first, second]
     assert not local_channel.idle
-    assert send(local_channel).tickets == [first, second]
+    assert send(local_channel).joins == [first, second]
 
 
 @pytest.mark.parametrize("withdrawn", ["before", "after"])
 def test_withdrawn_join_with_an_unknown_outcome_removes_its_user(withdrawn):
     local_channel = room()
-    ticket = wait(local_channel, "a")
-    call = send(local_channel)
+    join = queue(local_channel, "a")
+    send(local_channel)
     if withdrawn == "before":
-        local_channel.withdraw(ticket)
-    local_channel.call = None
-    local_channel.fail(call)
+        local_channel.withdraw(join)
+    local_channel.fail(ended(local_channel))
     if withdrawn == "after":
-        local_channel.withdraw(ticket)
+        local_channel.withdraw(join)
     call = send(local_channel)
-    assert (call.base, call.gone, call.tickets) == (0, ["a"], [])
+    assert (call.base, call.gone, call.joins) == (0, ["a"], [])
 
 
 def test_after_a_break_every_user_is_asserted_once_and_the_first_call_has_the_whole_count():
@@ -218,19 +224,19 @@ def test_after_a_break_every_user_is_asserted_once_and_the_first_call_has_the_wh
     users = [f"u{n}" for n in range(300)]
     attach(local_channel, *users, "u0", "u1")
     local_channel.members.infos["u0"] = b"0"
-    wait(local_channel, "late")
+    queue(local_channel, "late")
     local_channel.connection_lost()
     call = send(local_channel)
-    assert (call.base + call.joining, len(call.joins), call.flags, call.last) == (302, 256, "k", False)
-    assert call.joins[0] == ("u0", b"0")
+    assert (call.base + call.joining, len(call.users), call.flags, call.last) == (302, 256, "k", False)
+    assert call.users[0] == ("u0", b"0")
     answer(local_channel)
     local_channel.detach("u299")
     call = send(local_channel)
-    assert (call.base + call.joining, len(call.joins), call.flags, call.last) == (301, 43, "kr", True)
+    assert (call.base + call.joining, len(call.users), call.flags, call.last) == (301, 43, "kr", True)
     answer(local_channel)
     assert local_channel.asserted
     call = send(local_channel)
-    assert (call.base, call.joins, call.gone) == (301, [("late", b"")], ["u299"])
+    assert (call.base, call.users, call.gone) == (301, [("late", b"")], ["u299"])
 
 
 def test_after_a_break_a_channel_without_sockets_is_emptied():
@@ -256,20 +262,20 @@ def test_after_a_break_the_roster_of_a_channel_without_sockets_is_read_again():
     local_channel.roster = Roster()
     local_channel.detach("a")
     local_channel.connection_lost()
-    wait(local_channel, "b")
+    queue(local_channel, "b")
     assert local_channel.needs_roster
     assert send(local_channel).flags == "kru"
     assert local_channel.roster is None
     answer(local_channel)
     call = send(local_channel)
-    assert (call.flags, call.gone, call.joins) == ("r", ["a"], [("b", b"")])
+    assert (call.flags, call.gone, call.users) == ("r", ["a"], [("b", b"")])
 
 
 def test_channel_that_was_opened_before_redis_listed_it_is_asserted():
     local_channel = room()
-    ticket = wait(local_channel, "a")
+    join = queue(local_channel, "a")
     local_channel.listed()
-    local_channel.withdraw(ticket)
+    local_channel.withdraw(join)
     assert (send(local_channel).flags, local_channel.confirmed) == ("kru", UNKNOWN)
 
 
@@ -305,7 +311,7 @@ def test_users_listed_for_us_without_a_socket_are_removed():
 def test_cached_event_is_asked_for_with_joins_only():
     local_channel = room(presence=False)
     local_channel.settings = ChannelSettings(caches=True)
-    wait(local_channel)
+    queue(local_channel)
     assert send(local_channel).flags == "c"
     answer(local_channel)
     local_channel.detach(None)
@@ -315,7 +321,7 @@ def test_cached_event_is_asked_for_with_joins_only():
 def test_every_change_and_a_due_count_ask_for_the_count():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
-    wait(local_channel)
+    queue(local_channel)
     assert send(local_channel).flags == "s"
     answer(local_channel)
     assert local_channel.plan() is None
@@ -339,7 +345,7 @@ def test_channel_with_a_due_count_is_not_dropped():
 def test_after_a_break_counts_are_announced_after_the_assertion():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
-    wait(local_channel)
+    queue(local_channel)
     send(local_channel)
     answer(local_channel)
     local_channel.connection_lost()
@@ -352,8 +358,8 @@ def test_after_a_break_counts_are_announced_after_the_assertion():
 
 def test_server_to_user_channel_makes_no_call():
     local_channel = LocalChannel("7", "#server-to-user-1", "t", b"topic")
-    ticket = wait(local_channel)
-    assert local_channel.attach_waiting() == [ticket]
+    join = queue(local_channel)
+    assert local_channel.attach_queued() == [join]
     assert local_channel.attached == 1
     local_channel.subscription = Subscription.CONFIRMED
     local_channel.connection_lost()
@@ -385,7 +391,7 @@ def test_record_sets_the_cap_and_whether_events_are_cached():
 def test_every_call_carries_the_flags_for_webhook_rows():
     local_channel = room()
     local_channel.apply_settings(app(hooks="om"))
-    wait(local_channel, "a")
+    queue(local_channel, "a")
     assert send(local_channel).flags == "rlom"
     answer(local_channel)
     local_channel.detach("a")
@@ -403,14 +409,14 @@ def test_every_call_carries_the_flags_for_webhook_rows():
 def test_joins_of_a_channel_with_history_ask_for_its_position():
     local_channel = room(presence=False)
     local_channel.apply_settings(app(history=(RULE,), max_history_channels=6_400))
-    wait(local_channel)
+    queue(local_channel)
     assert (local_channel.rule, local_channel.settings.max_histories) == (RULE, cap_of_shard(6_400))
     assert send(local_channel).flags == "hl"
     answer(local_channel)
     local_channel.history = HistoryPosition("e", 5, True)
     local_channel.apply_settings(app(history=(RULE,)))
     assert local_channel.plan() is None
-    wait(local_channel)
+    queue(local_channel)
     assert send(local_channel).flags == "h"
     answer(local_channel)
     local_channel.detach(None)
@@ -426,7 +432,7 @@ def test_history_position_is_asked_for_once_and_forgotten_when_the_rule_goes():
     attach(local_channel, None)
     local_channel.apply_settings(app(history=(RULE,)))
     call = send(local_channel)
-    assert (call.flags, call.tickets, call.base) == ("h", [], 1)
+    assert (call.flags, call.joins, call.base) == ("h", [], 1)
     answer(local_channel)
     # The app may have no more histories. Redis isn't asked again until a client joins or the record changes.
     assert local_channel.plan() is None
@@ -443,8 +449,8 @@ def test_history_position_is_asked_for_again_after_an_unknown_outcome():
     local_channel.apply_settings(app())
     attach(local_channel, None)
     local_channel.apply_settings(app(history=(RULE,)))
-    call = send(local_channel)
-    local_channel.call = None
+    send(local_channel)
+    call = ended(local_channel)
     local_channel.connection_lost()
     local_channel.fail(call)
     assert send(local_channel).flags == ""

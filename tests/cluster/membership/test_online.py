@@ -33,7 +33,7 @@ def look_again(worker):
 async def until_in_redis(worker, user, n, wait):
     def confirmed():
         local_channel = worker.registry.local_channel("7", f"%u:{user}")
-        return (local_channel.confirmed if local_channel else 0) == n and not (local_channel and local_channel.call)
+        return (local_channel.confirmed if local_channel else 0) == n and not (local_channel and local_channel.busy)
 
     await wait(confirmed)
 
@@ -82,7 +82,7 @@ async def test_own_user_who_returned_is_never_reported_offline_before_redis_know
     await until_in_redis(a, "u", 1, wait_until)
     a.registry.signed_in.sign_out("7", "u")
     await asyncio.sleep(0)
-    assert a.registry.local_channel("7", "%u:u").call
+    assert a.registry.local_channel("7", "%u:u").busy
     # The return waits for the call that removes the user. Our question runs between the two.
     a.registry.signed_in.sign_in(a.app, "u")
     assert a.registry.online.watch("7", "u") is None
@@ -98,7 +98,7 @@ async def test_own_user_who_left_again_before_redis_knew_of_the_return_is_offlin
     await until_in_redis(a, "u", 1, wait_until)
     a.registry.signed_in.sign_out("7", "u")
     await asyncio.sleep(0)
-    assert a.registry.local_channel("7", "%u:u").call
+    assert a.registry.local_channel("7", "%u:u").busy
     a.registry.signed_in.sign_in(a.app, "u")
     a.registry.online.watch("7", "u")
     a.registry.signed_in.sign_out("7", "u")

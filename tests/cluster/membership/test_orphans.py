@@ -3,8 +3,7 @@
 import asyncio
 
 from redpoll.cluster.membership.hold_call import hold_keys
-from redpoll.cluster.membership.orphans import orphans
-from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.reaper import Reaper, orphans
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.redis.scripts import HOLD, REGISTER
 

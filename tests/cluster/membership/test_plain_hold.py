@@ -5,8 +5,16 @@ import random
 import hiredis
 import pytest
 
-from redpoll.cluster.membership.hold_call import CHANNEL, Flag, HoldCall, decode, encode
-from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
+from redpoll.cluster.membership.hold_call import (
+    CHANNEL,
+    Flag,
+    HoldCall,
+    PlainHold,
+    decode,
+    encode,
+    is_plain_call,
+    plain_reply,
+)
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
 from unkeyed import shard

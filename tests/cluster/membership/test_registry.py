@@ -1,11 +1,11 @@
 """Workers on a real Redis: what their clients see, and what Redis holds."""
 
 import asyncio
-from dataclasses import replace
 
 from bus_publishing import publish_all
 from links import transports
 from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.questions import CloseSocket, publication
 from redpoll.cluster.redis.scripts import HOLD
 
@@ -44,7 +44,7 @@ async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_u
     transport.resume_reading()
     await wait_until(lambda: a.registry.channels == 0)
     assert socket.snapshot is None
-    assert a.sockets.withdrawn_tickets == [socket.ticket]
+    assert (socket.join.state, bool(a.registry.joins)) == (JoinState.WITHDRAWN, False)
     assert await truth.channel_keys() == []
 
 
@@ -203,7 +203,7 @@ async def test_join_that_waits_too_long_is_refused_as_unavailable(own_redis, sta
     assert worker.registry.channels == 0
     own_redis.start()
     # The worker must connect and register first, which may take longer than the wait above.
-    worker.registry._timings = replace(worker.registry._timings, join_wait_s=60.0)
+    worker.registry.joins.wait_s = 60.0
     late = worker.join(ROOM, "u")
     await wait_until(lambda: late.state == "attached")
     assert late.snapshot == {"u"}
@@ -217,7 +217,7 @@ async def test_join_refused_in_flight_leaves_again_when_redis_accepts_it(
     try:
         socket = worker.join(ROOM, "u")
         await wait_until(lambda: socket.state == "refused")
-        assert not worker.sockets.withdrawn_tickets
+        assert socket.join.state is JoinState.WITHDRAWN
     finally:
         own_redis.resume()
     await wait_until(lambda: worker.registry.channels == 0)

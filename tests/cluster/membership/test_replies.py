@@ -87,7 +87,7 @@ async def test_user_who_is_asserted_before_the_second_look_makes_no_frame(start_
     await truth.settled([a, b])
     # The second look, which comes when the test says so.
     local_channel = a.registry.local_channel("7", ROOM)
-    a.registry._sync._replies._recheck(local_channel, a.registry._connection.breaks[local_channel.shard])
+    a.registry._rosters._recheck(local_channel, a.registry._connection.breaks[local_channel.shard])
     assert local_channel.members.recheck
     await wait_until(lambda: not local_channel.members.recheck)
     await truth.settled([a, b])

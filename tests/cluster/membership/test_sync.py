@@ -1,7 +1,6 @@
 """Bounds and order of calls. test_registry.py shows that the calls are right."""
 
 import asyncio
-from itertools import pairwise
 
 from msgspec import structs
 
@@ -104,7 +103,7 @@ def count_per_pass(worker):
     passes = []
     step = worker.registry._sync.slices._run
     clock = iter(range(1_000_000))
-    worker.registry._sync.slices.clock = worker.registry._follow_slices.clock = lambda: next(clock)
+    worker.registry._sync.slices.clock = lambda: next(clock)
 
     def begin_pass():
         passes.append([])
@@ -124,35 +123,6 @@ async def test_one_slice_of_the_channels_is_asserted_in_each_pass_of_the_loop(st
     await wait_until(lambda: sum(map(len, passes)) == 700)
     await truth.settled([worker])
     assert max(map(len, passes)) == 1
-
-
-async def test_setting_that_all_channels_follow_takes_one_slice_in_each_pass(start_worker, wait_until, make_app):
-    worker = await start_worker()
-    worker.app = make_app()
-    sockets = [worker.join(f"news-{n}") for n in range(700)]
-    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    passes = count_per_pass(worker)
-    followed = []
-    follow = worker.registry._follow_some
-
-    def note_followed():
-        more = follow()
-        followed.append(sum(local_channel.tally is not None for local_channel in worker.registry.local_channels()))
-        return more
-
-    worker.registry._follow_slices._step = note_followed
-    counting = make_app(subscription_count=True)
-    worker.registry.app_changed(worker.app, counting)
-    assert all(local_channel.tally is None for local_channel in worker.registry.local_channels())
-    worker.app = counting
-    late = worker.join("late")
-    await wait_until(lambda: all(socket.counts == [1] for socket in [*sockets, late]))
-    # "late" is counted before the first step, and then lies at some place of the walk.
-    assert all(after - before in (99, 100) for before, after in pairwise([1, *followed[:6]]))
-    assert followed[-1] == 701
-    assert max(map(len, passes)) == 1
-    # The subscribe went out in the first pass that made a call.
-    assert next(calls for calls in passes if calls) == ["late"]
 
 
 async def test_calls_that_no_client_waits_for_leave_redis_free_for_those_that_have_one(start_worker, wait_until, truth):

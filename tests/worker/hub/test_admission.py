@@ -179,12 +179,12 @@ async def test_messages_sent_before_the_greeting_are_handled_after_it(bench):
     assert json.loads((await client.until("pusher_internal:subscription_succeeded"))["data"]) == {}
 
 
-async def test_connections_of_an_app_without_a_limit_are_counted_without_a_ticket(bench, monkeypatch):
-    def fail(**_):
+async def test_connections_of_an_app_without_a_limit_are_counted_without_a_join(bench, monkeypatch):
+    def fail(*_):
         raise AssertionError("what is off costs nothing")
 
     worker = await bench.start()
-    monkeypatch.setattr("redpoll.worker.hub.admission.Ticket", fail)
+    monkeypatch.setattr("redpoll.worker.hub.admission.Join", fail)
     clients = [await bench.client(worker) for _ in range(3)]
     monkeypatch.undo()
     await bench.change(max_connections=3)

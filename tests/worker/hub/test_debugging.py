@@ -99,3 +99,22 @@ async def test_nothing_is_written_after_the_end(bench, lines):
     await client.subscribe("other")
     assert phrases(lines) == []
     assert not worker.hub.debugging.any
+
+
+async def test_a_subscribe_that_waits_says_what_for(bench, lines):
+    worker = await bench.start()
+    client, other = await bench.client(worker), await bench.client(worker)
+    await bench.change(debug_until=time.time() + 60, debug_socket=client.socket_id)
+    worker.link._connection._transport.pause_reading()
+    await client.ask("presence-a", {"user_id": "1"})
+    await other.ask("presence-a", {"user_id": "2"})
+    await bench.settled(worker, lambda: phrases(lines).count("subscribe waits") >= 2)
+    worker.link._connection._transport.resume_reading()
+    await client.until("pusher_internal:subscription_succeeded")
+    line = next(line for line in lines if line.get("what") == "subscribe waits")
+    assert (line["socket"], line["channel"], line["state"]) == (client.socket_id, "presence-a", "in flight")
+    assert (line["waits_for"], line["redis"]) == ("Redis' answer", "open")
+    assert line["for_s"] >= 1
+    assert {line["socket"] for line in lines if line.get("what") == "subscribe waits"} == {client.socket_id}
+    connection = next(one for one in worker.hub.everyone if one.session.socket_id == client.socket_id)
+    assert str(connection) == f"connection {client.socket_id}"

@@ -9,9 +9,9 @@ import pytest
 import websockets
 
 from bus_publishing import publish_all
+from redpoll.cluster.membership.join_queue import MAX_IN_TURN
 from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.apps import HistoryRule, Key
-from redpoll.worker.hub.pending_joins import MAX_IN_TURN
 from redpoll.worker.statistics import Statistics
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
@@ -88,7 +88,7 @@ class TestChannels:
             await client.send("pusher:unsubscribe", {"channel": "news"})
         await client.subscribe("other")
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "news") is None)
-        await bench.settled(worker, lambda: not worker.hub.pending)
+        await bench.settled(worker, lambda: not worker.hub.joins)
         await bench.publish("news", "ghost", "1")
         await client.nothing_more()
 
@@ -126,7 +126,7 @@ class TestSubscribesAtOnce:
         await first.subscribe("news")
         worker.link._connection._transport.pause_reading()
         assert await second.subscribe("news") == {"event": SUCCEEDED, "channel": "news", "data": "{}"}
-        assert not worker.hub.pending
+        assert not worker.hub.joins
         worker.link._connection._transport.resume_reading()
         await bench.publish("news", "headline", "1")
         await second.until("headline")
@@ -134,7 +134,7 @@ class TestSubscribesAtOnce:
 
     async def test_redis_gets_the_number_at_once_and_then_once_in_an_interval(self, bench, monkeypatch):
         # The test ends the intervals.
-        monkeypatch.setattr("redpoll.cluster.membership.sync._COUNT_S", 600)
+        monkeypatch.setattr("redpoll.cluster.membership.agenda._COUNT_S", 600)
         worker = await bench.start()
         clients = [await bench.client(worker) for _ in range(20)]
         await clients[0].subscribe("news")
@@ -159,14 +159,14 @@ class TestSubscribesAtOnce:
         for client in clients[1:]:
             await client.subscribe("news")
         await until_in_redis([2])
-        worker.registry._sync._count_again()
+        worker.registry._sync.counts._interval_over()
         await until_in_redis([20])
         assert len(calls) == 2
         for client in clients[1:]:
             await client.send("pusher:unsubscribe", {"channel": "news"})
             await client.nothing_more()
         assert await in_redis() == [20]
-        worker.registry._sync._count_again()
+        worker.registry._sync.counts._interval_over()
         await until_in_redis([1])
         assert len(calls) == 3
         await clients[0].send("pusher:unsubscribe", {"channel": "news"})
@@ -232,7 +232,7 @@ class TestTurns:
         worker.link._connection._transport.resume_reading()
         await other.until(SUCCEEDED)
         assert [(await many.until(SUCCEEDED))["channel"] for _ in range(300)] == [f"c{n}" for n in range(300)]
-        assert not worker.hub.pending
+        assert not worker.hub.joins
 
     async def test_client_that_left_leaves_none_of_its_subscribes(self, bench):
         worker = await bench.start()
@@ -247,8 +247,8 @@ class TestTurns:
         await bench.settled(worker, lambda: not len(worker.hub.everyone))
         worker.link._connection._transport.resume_reading()
         await bench.settled(worker, lambda: not worker.registry.channels)
-        assert not worker.hub.pending
-        assert not worker.hub.pending._withdrawn
+        assert not worker.hub.joins
+        assert not worker.hub.joins._withdrawn
 
 
 class TestFaultsOfOurs:

@@ -245,7 +245,7 @@ async def test_an_upgrade_that_waits_for_its_place_in_the_app_is_a_strangers(ben
     asked = []
     limit = worker.registry.connection_limit
     admit = limit.admit
-    monkeypatch.setattr(limit, "admit", lambda app, ticket: asked.append((app, ticket)))
+    monkeypatch.setattr(limit, "admit", asked.append)
     reader, _ = await open_from(worker, "127.0.0.2", UPGRADE)
     await wait_until(lambda: asked)
     assert len(strangers) == len(strangers.newcomers) == 1
@@ -259,7 +259,7 @@ async def test_an_upgrade_that_waits_for_its_place_in_the_app_is_a_strangers(ben
     await wait_until(lambda: len(asked) == 2)
     assert await status(other) == 200
     assert len(strangers) == 2
-    admit(*asked[0])
+    admit(asked[0])
     assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 101 ")
     assert len(strangers) == 1
     assert strangers.make_room("127.0.0.1")

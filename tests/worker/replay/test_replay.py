@@ -2,8 +2,9 @@
 
 from redpoll._fanout import Flusher
 from redpoll.cluster.envelopes import event_envelope, event_tail
-from redpoll.cluster.history import Page, Row
-from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
+from redpoll.cluster.history import HistoryPosition, Page, Row
+from redpoll.cluster.membership.hold_call import CHANNEL
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, PageFrames, Replay, State
 
 

@@ -4,8 +4,9 @@ import pytest
 
 from redpoll._fanout import Flusher, Sink
 from redpoll.cluster.envelopes import event_tail
-from redpoll.cluster.history import Page, Row
-from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
+from redpoll.cluster.history import HistoryPosition, Page, Row
+from redpoll.cluster.membership.hold_call import CHANNEL
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.worker.hub.channel import Channel
 from redpoll.worker.replay.replay import Replay, State

@@ -2,7 +2,9 @@
 
 import pytest
 
-from redpoll.cluster.membership.local_channel import CHANNEL, HistoryPosition, LocalChannel
+from redpoll.cluster.history import HistoryPosition
+from redpoll.cluster.membership.hold_call import CHANNEL
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.worker.replay import waiting as module
 from redpoll.worker.replay.replay import Answer, Kind, Replay, State
 from redpoll.worker.replay.waiting import WaitingReplays

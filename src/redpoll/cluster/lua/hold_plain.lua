@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- hold.lua for a channel of which Redis stores nothing but the counts: no members, no webhook rows, no cache, no history,
 -- no subscription_count. Nearly all calls are of this kind. A test makes the same calls of both scripts and compares.
--- membership/plain_hold.py packs the call.
+-- membership/hold_call.py packs the call.
 --
 -- KEYS  1 w  2 a  3 left  4 c, as in hold.lua
 -- ARGV  1 W  2 gen  3 app id  4 channel  5 base: the number of attached sockets that stay  6 number of joins

@@ -22,8 +22,8 @@ import structlog
 
 from redpoll import _frame
 from redpoll.cluster.envelopes import parse_cleared
-from redpoll.cluster.history import MAX_PAGE_ROWS, History, Page
-from redpoll.cluster.membership.local_channel import HistoryPosition, LocalChannel
+from redpoll.cluster.history import MAX_PAGE_ROWS, History, HistoryPosition, Page
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.link import LinkDown

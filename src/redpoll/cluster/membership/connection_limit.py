@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from redpoll.cluster.membership.channel_settings import ChannelSettings
 from redpoll.cluster.membership.hold_call import CONNECTIONS
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import ChannelSettings, LocalChannel, Ticket
+from redpoll.cluster.membership.join import Join
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.membership.timings import Timings
@@ -20,12 +22,12 @@ from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 
-__all__ = ["ConnectionLimit"]
+__all__ = ["CONN", "ConnectionLimit"]
 
 FULL: Final = Code.OVER_QUOTA
 TRY_AGAIN: Final = Code.OVER_CAPACITY
 
-_CONN: Final = "%conn"
+CONN: Final = "%conn"
 
 
 class _Refusal:
@@ -33,11 +35,11 @@ class _Refusal:
     time, without those that have beaten since or are gone; None until the beat table was read. `last`: the present
     attempt is the last one."""
 
-    __slots__ = ("app_id", "last", "since", "tickets", "undecided")
+    __slots__ = ("app_id", "joins", "last", "since", "undecided")
 
-    def __init__(self, app_id: str, tickets: Sequence[Ticket], since: float) -> None:
+    def __init__(self, app_id: str, joins: Sequence[Join], since: float) -> None:
         self.app_id = app_id
-        self.tickets = dict.fromkeys(tickets)
+        self.joins = dict.fromkeys(joins)
         self.since = since
         self.undecided: dict[bytes, int] | None = None
         self.last = False
@@ -79,26 +81,27 @@ class ConnectionLimit:
         self._connections: dict[str, int] = {}
         self._limits: dict[str, int] = {}
         # Connections without an answer, in order of arrival, with their refusal if there was one.
-        self._pending: dict[Ticket, _Refusal | None] = {}
+        self._pending: dict[Join, _Refusal | None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def admit_at_once(self, app: App) -> bool:
-        """Counts a new connection, if its app has no limit. False: it needs a ticket and `admit`."""
+        """Counts a new connection, if its app has no limit. False: it needs `admit`."""
         if app.max_connections or app.id in self._limits:
             return False
         self._connections[app.id] = self._connections.get(app.id, 0) + 1
         return True
 
-    def admit(self, app: App, ticket: Ticket) -> None:
-        """A new connection. Without a limit it is admitted at once, from within this call."""
+    def admit(self, join: Join) -> None:
+        """A new connection; `join.channel` is CONN. Without a limit it is admitted at once, from within this call."""
+        app = join.app
         if app.max_connections != self._limits.get(app.id, 0):
             self.limit(app.id, app.max_connections)
         if app.max_connections == 0:
-            self._admit(app.id, ticket)
+            self._admit(app.id, join)
             return
-        ticket.since = self._link.clock()
-        self._pending[ticket] = None
-        self._ask(app.id, [ticket])
+        join.since = self._link.clock()
+        self._pending[join] = None
+        self._ask(app.id, [join])
         self._start_timer()
 
     def depart(self, app_id: str) -> None:
@@ -111,11 +114,13 @@ class ConnectionLimit:
         if app_id in self._limits:
             self._update(app_id)
 
-    def forget(self, ticket: Ticket) -> None:
-        """A connection without an answer was closed."""
-        refusal = self._pending.pop(ticket, None)
-        if refusal is not None:
-            del refusal.tickets[ticket]
+    def cancel(self, join: Join) -> None:
+        """A connection without an answer was closed. No effect on one that was answered."""
+        self._forget(join)
+        if join.unanswered:
+            local_channel = self._channels.by_name[join.app.id, CONN]
+            local_channel.withdraw(join)
+            self._channels.mark_dirty(local_channel)
 
     def limit(self, app_id: str, max_connections: int) -> None:
         """The app's limit changed; 0 means no limit. Admitted connections stay."""
@@ -127,35 +132,35 @@ class ConnectionLimit:
             return
         del self._limits[app_id]
         local_channel = self._update(app_id)
-        waiting = local_channel.waiting or {}
-        for ticket in list(self._pending):
-            refusal = self._pending[ticket]
-            # A ticket in flight is admitted when its reply comes, whatever that says.
-            if ticket in waiting or (refusal is not None and refusal.app_id == app_id and ticket.local_channel is None):
-                if ticket in waiting:
-                    local_channel.withdraw(ticket)
-                self._admit(app_id, ticket)
+        queued = local_channel.queued or {}
+        for join in list(self._pending):
+            refusal = self._pending[join]
+            # One in flight is admitted when its reply comes, whatever that says.
+            if join in queued or (refusal is not None and refusal.app_id == app_id and not join.unanswered):
+                if join in queued:
+                    local_channel.withdraw(join)
+                self._admit(app_id, join)
         self._channels.mark_dirty(local_channel)
 
-    def answered(self, local_channel: LocalChannel, joined: Sequence[Ticket], refused: Sequence[Ticket]) -> None:
+    def answered(self, local_channel: LocalChannel, joined: Sequence[Join], refused: Sequence[Join]) -> None:
         """Takes a reply of `hold` for `%conn`. `joined` are attached already."""
         app_id = local_channel.app_id
-        for ticket in joined:
-            self._admit(app_id, ticket)
+        for join in joined:
+            self._admit(app_id, join)
         if app_id not in self._limits:
-            for ticket in refused:
-                self._admit(app_id, ticket)
+            for join in refused:
+                self._admit(app_id, join)
             self._update(app_id)
             return
-        newly_refused = [ticket for ticket in refused if self._pending[ticket] is None]
-        for ticket in refused:
-            refusal = self._pending[ticket]
+        newly_refused = [join for join in refused if self._pending[join] is None]
+        for join in refused:
+            refusal = self._pending[join]
             if refusal is not None and (refusal.decided or refusal.last):
-                self._turn_away(ticket, FULL if refusal.decided else TRY_AGAIN)
+                self._turn_away(join, FULL if refusal.decided else TRY_AGAIN)
         if newly_refused:
             refusal = _Refusal(app_id, newly_refused, self._link.clock())
-            for ticket in newly_refused:
-                self._pending[ticket] = refusal
+            for join in newly_refused:
+                self._pending[join] = refusal
             # The present beats, to compare later ones with.
             self._read_beats([refusal])
 
@@ -164,33 +169,35 @@ class ConnectionLimit:
             self._timer.cancel()
             self._timer = None
 
-    def _ask(self, app_id: str, tickets: Sequence[Ticket]) -> None:
-        local_channel = self._channels.hold(app_id, _CONN, CONNECTIONS)
+    def _ask(self, app_id: str, joins: Sequence[Join]) -> None:
+        local_channel = self._channels.hold(app_id, CONN, CONNECTIONS)
         local_channel.settings = ChannelSettings(cap=self._limits[app_id])
-        for ticket in tickets:
-            local_channel.wait(ticket)
+        for join in joins:
+            join.local_channel = local_channel
+            local_channel.queue(join)
         self._channels.mark_dirty(local_channel)
 
     def _update(self, app_id: str) -> LocalChannel:
-        local_channel = self._channels.hold(app_id, _CONN, CONNECTIONS)
+        local_channel = self._channels.hold(app_id, CONN, CONNECTIONS)
         cap = self._limits.get(app_id, 0)
         local_channel.settings = ChannelSettings(cap=cap)
         local_channel.attached = self._connections.get(app_id, 0) if cap else 0
         self._channels.mark_dirty(local_channel)
         return local_channel
 
-    def _admit(self, app_id: str, ticket: Ticket) -> None:
-        self.forget(ticket)
+    def _admit(self, app_id: str, join: Join) -> None:
+        self._forget(join)
         self._connections[app_id] = self._connections.get(app_id, 0) + 1
-        self._events.admitted(ticket)
+        self._events.admitted(join)
 
-    def _turn_away(self, ticket: Ticket, code: int) -> None:
-        self.forget(ticket)
-        if ticket.local_channel is not None:
-            local_channel = ticket.local_channel
-            local_channel.withdraw(ticket)
-            self._channels.mark_dirty(local_channel)
-        self._events.turned_away(ticket, code)
+    def _turn_away(self, join: Join, code: int) -> None:
+        self.cancel(join)
+        self._events.turned_away(join, code)
+
+    def _forget(self, join: Join) -> None:
+        refusal = self._pending.pop(join, None)
+        if refusal is not None:
+            del refusal.joins[join]
 
     # Retries of refused connections.
 
@@ -201,19 +208,19 @@ class ConnectionLimit:
     def _retry(self) -> None:
         self._timer = None
         now = self._link.clock()
-        for ticket, refusal in list(self._pending.items()):
+        for join, refusal in list(self._pending.items()):
             if refusal is None:
-                if now - ticket.since > self._away_s:
-                    self._turn_away(ticket, TRY_AGAIN)
+                if now - join.since > self._away_s:
+                    self._turn_away(join, TRY_AGAIN)
             elif now - refusal.since > self._max_wait_s:
-                self._turn_away(ticket, TRY_AGAIN)
+                self._turn_away(join, TRY_AGAIN)
         refusals = [refusal for refusal in dict.fromkeys(self._pending.values()) if refusal is not None]
         if refusals:
             # Before the attempts: if this table decides, a refusal after it is final.
             self._read_beats(refusals)
         for refusal in refusals:
             refusal.last = now - refusal.since > self._max_wait_s - self._retry_s
-            idle = [ticket for ticket in refusal.tickets if ticket.local_channel is None]
+            idle = [join for join in refusal.joins if not join.unanswered]
             if idle:
                 self._ask(refusal.app_id, idle)
         self._start_timer()

@@ -59,15 +59,15 @@ def _ignore() -> None:
 class Connection:
     """`state` is the present state; `sending`: calls are made in it, except for the shards that are `lost`, in which
     this connection isn't registered. `breaks` counts by shard how often it was lost, so that work begun before can
-    tell. `on_change` is called after each change."""
+    tell. `on_change` is called after each change of what it tells."""
 
-    __slots__ = ("_unsubscribed", "breaks", "lost", "on_change", "sending", "state")
+    __slots__ = ("_on_change", "_unsubscribed", "breaks", "lost", "sending", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] = _ignore) -> None:
         self.breaks = [0] * SHARDS
         self.lost: set[int] = set(ALL_SHARDS)
         self.state = ConnectionState.DOWN
-        self.on_change: Callable[[], None] = _ignore
+        self._on_change = on_change
         self.sending = False
         # The shards in which Redis hasn't confirmed the last topic.
         self._unsubscribed: set[int] = set(ALL_SHARDS)
@@ -89,7 +89,7 @@ class Connection:
             if state is ConnectionState.DOWN:
                 self.lost.update(ALL_SHARDS)
                 self._unsubscribed.update(ALL_SHARDS)
-            self.on_change()
+            self._on_change()
 
     def lose(self, shards: Collection[int]) -> None:
         """These shards are lost. With all of them, the connection is down."""
@@ -109,4 +109,4 @@ class Connection:
         if self._unsubscribed:
             self._unsubscribed.difference_update(shards)
             if not self._unsubscribed:
-                self.on_change()
+                self._on_change()

@@ -7,11 +7,10 @@ import asyncio
 from collections.abc import Iterable
 
 from redpoll.cluster.envelopes import parse_count, worker_of
-from redpoll.cluster.membership.hold_call import CHANNEL, HoldReply
+from redpoll.cluster.membership.hold_call import HoldReply
 from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents
-from redpoll.cluster.membership.tally import Tally
 
 __all__ = ["Counts"]
 
@@ -20,15 +19,6 @@ class Counts:
     def __init__(self, channels: LocalChannels, events: MembershipEvents) -> None:
         self._channels = channels
         self._events = events
-
-    def switch(self, local_channel: LocalChannel, on: bool) -> bool:
-        """Follows the app's setting. True: it was turned on, and the subscribers must be sent the count."""
-        if local_channel.kind != CHANNEL or on == (local_channel.tally is not None):
-            return False
-        if local_channel.tally is not None:
-            local_channel.tally.settle()
-        local_channel.tally = Tally() if on else None
-        return on
 
     def make_due(self, local_channel: LocalChannel) -> None:
         """Makes a call that asks Redis for the count, and announces it if it may be."""

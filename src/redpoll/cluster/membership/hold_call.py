@@ -4,16 +4,20 @@
 looks on the wire: it names the letters, `encode` builds KEYS and ARGV, `decode` turns the reply into a `HoldReply`.
 lua/hold.lua is the other side and uses the same names. What a call says is decided in local_channel.py; sync.py and
 reaper.py send it.
+
+Nearly all calls concern channels of which Redis stores nothing but the counts. For them there is a short form
+(lua/hold_plain.lua), which `PlainHold` packs into RESP, with the parts that calls of one app and shard share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.redis.keys import Keys
-from redpoll.cluster.redis.scripts import OK
+from redpoll.cluster.redis.scripts import HOLD_PLAIN, OK
 from redpoll.protocol.channels import OWN_PREFIX, is_cache
 
 __all__ = [
@@ -28,10 +32,13 @@ __all__ = [
     "HistoryTerms",
     "HoldCall",
     "HoldReply",
+    "PlainHold",
     "decode",
     "encode",
     "hold_keys",
     "hook_flags",
+    "is_plain_call",
+    "plain_reply",
 ]
 
 # What is held.
@@ -107,8 +114,8 @@ class HoldCall(NamedTuple, Generic[T]):
     """What one `hold` says about a channel.
 
     `base` is the number of attached sockets that stay. `cap` limits the users of a presence channel, or the sum of all
-    workers' connections; 0 means no limit. `gone` are users to remove. `joins` are (user, user_info) pairs, on presence
-    channels only. `tickets` are the subscribes to answer, in the order of the reply's digits; a re-assertion has none.
+    workers' connections; 0 means no limit. `gone` are users to remove. `users` are (user, user_info) pairs to add, on
+    presence channels only. `joins` are answered, in the order of the reply's digits; a re-assertion has none.
     `last`: after this call Redis knows everything about the channel. `final`: users who are missing from the roster of
     this reply are removed.
     """
@@ -117,8 +124,8 @@ class HoldCall(NamedTuple, Generic[T]):
     cap: int
     flags: str
     gone: Sequence[str]
-    joins: Sequence[tuple[str, bytes]]
-    tickets: Sequence[T]
+    users: Sequence[tuple[str, bytes]]
+    joins: Sequence[T]
     last: bool
     final: bool
 
@@ -131,7 +138,7 @@ class HoldCall(NamedTuple, Generic[T]):
     @property
     def joining(self) -> int:
         """How many subscriptions the call adds to `base`. In a re-assertion these belong to attached sockets."""
-        return len(self.joins) or len(self.tickets)
+        return len(self.users) or len(self.joins)
 
 
 class HistoryTerms(NamedTuple):
@@ -149,7 +156,7 @@ class HoldReply(NamedTuple):
 
     `accepted` has one digit for each subscription of the call: b"1"; b"0" beyond the cap; b"2" if the app has
     its share of occupied channels in this shard, so the channel needs a place (places.py). `added` indexes the call's
-    `joins`, `removed` its `gone`: the users whose arrival or departure this call announced.
+    `users`, `removed` its `gone`: the users whose arrival or departure this call announced.
     """
 
     stamp: int
@@ -216,7 +223,7 @@ def encode(
 ) -> tuple[list[bytes], list[bytes | str | int]]:
     """KEYS and ARGV of a call that worker `w` makes. `extra_flags` are the sender's; `history` is required with
     Flag.HISTORY, `share` (ChannelSettings) with Flag.OCCUPIED_LIMIT. `debounce_ms` is for Flag.DEBOUNCE."""
-    base, cap, flags, gone, joins, tickets, _, _ = call
+    base, cap, flags, gone, users, joins, _, _ = call
     flags += extra_flags
     args: list[bytes | str | int] = [
         w,
@@ -230,11 +237,11 @@ def encode(
         topic,
         keys.publish,
         len(gone),
-        len(joins) or len(tickets),
+        len(users) or len(joins),
         *gone,
     ]
-    for join in joins:
-        args += join
+    for user in users:
+        args += user
     if Flag.HISTORY in flags:
         assert history is not None
         args += history
@@ -281,3 +288,105 @@ def decode(flags: str, reply: Sequence[Any]) -> HoldReply | None:
         due_ms,
         dropped,
     )
+
+
+# The short form.
+
+_PLAIN_FLAGS: Final = frozenset(("", Flag.OCCUPIED_LIMIT))
+_KEY_COUNT: Final = 4
+_ARG_COUNT: Final = 7
+# Apps times shards. Beyond it all are made again.
+_MAX_REMEMBERED: Final = 4096
+
+
+def is_plain_call(kind: str, call: HoldCall[Any]) -> bool:
+    """Whether the short form says all that the call says."""
+    return kind == CHANNEL and call.flags in _PLAIN_FLAGS
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+# Most channels have few sockets and short names.
+_NUMBERS: Final = tuple(_bulk(b"%d" % number) for number in range(512))
+_NO_SHARE: Final = _bulk(b"")
+_SIZES: Final = tuple(b"$%d\r\n" % size for size in range(512))
+
+
+@lru_cache(maxsize=64)
+def _long_number(value: int) -> bytes:
+    return _bulk(b"%d" % value)
+
+
+def _number(value: int) -> bytes:
+    return _NUMBERS[value] if value < 512 else _long_number(value)
+
+
+def _size(value: int) -> bytes:
+    return _SIZES[value] if value < 512 else b"$%d\r\n" % value
+
+
+class PlainHold:
+    """Packs the calls of one worker."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._w = ""
+        # By shard and app id: W's gen there; what comes before the channel's key, the start of that key, and what
+        # follows it.
+        self._parts: dict[tuple[int, str], tuple[int, bytes, bytes, bytes]] = {}
+
+    def pack(self, w: str, gen: int, app_id: str, channel: str, base: int, joins: int, share: int | None) -> bytes:
+        """The command of W `w` with its present `gen` in the channel's shard. `base`, `joins` and `share` as in
+        `encode`."""
+        if w != self._w:
+            self._w = w
+            self._parts.clear()
+        at = self._keys.shard(app_id, channel)
+        parts = self._parts.get((at, app_id))
+        if parts is None or parts[0] != gen:
+            parts = self._prepare(at, app_id, gen)
+        _, head, key, middle = parts
+        name = channel.encode()
+        size = len(name)
+        return b"".join(
+            (
+                head,
+                _size(len(key) + size),
+                key,
+                name,
+                middle,
+                _size(size),
+                name,
+                b"\r\n",
+                _number(base),
+                _number(joins),
+                _NO_SHARE if share is None else _number(share),
+            )
+        )
+
+    def _prepare(self, at: int, app_id: str, gen: int) -> tuple[int, bytes, bytes, bytes]:
+        keys, app, w = self._keys, app_id.encode(), self._w
+        if len(self._parts) >= _MAX_REMEMBERED:
+            self._parts.clear()
+        words = (
+            b"EVALSHA",
+            HOLD_PLAIN.sha,
+            b"%d" % _KEY_COUNT,
+            keys.worker(at, w),
+            keys.occupied(at, app_id),
+            keys.left(at),
+        )
+        head = b"*%d\r\n" % (3 + _KEY_COUNT + _ARG_COUNT) + b"".join(map(_bulk, words))
+        middle = b"\r\n" + b"".join(map(_bulk, (w.encode(), b"%d" % gen, app)))
+        parts = self._parts[(at, app_id)] = (gen, head, b"%bc:%b:" % (keys.head(at), app), middle)
+        return parts
+
+
+_REPLIES: Final = {digit: HoldReply(0, b"%d" % digit, (), ()) for digit in (1, 2)}
+
+
+def plain_reply(digit: int, joins: int) -> HoldReply:
+    """What Redis answered to a call with so many joins. It has no stamp."""
+    return _REPLIES[digit] if joins == 1 else HoldReply(0, b"%d" % digit * joins, (), ())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC
-from redpoll.cluster.membership.local_channel import Activity, LocalChannel
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, Keys
 from redpoll.loop.parted_dict import PartedDict
@@ -69,8 +69,7 @@ class LocalChannels:
         return self.by_name.get((app_id, channel)) or self._open(app_id, channel, kind)
 
     def drop(self, local_channel: LocalChannel) -> None:
-        """Removes a channel that is no longer held."""
-        local_channel.activity = Activity.DROPPED
+        """Removes a channel that is no longer held; its stage is DROPPED."""
         del self.by_name[(local_channel.app_id, local_channel.channel)]
         if local_channel.has_topic:
             del self.by_topic[local_channel.topic]

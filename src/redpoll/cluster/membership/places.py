@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from redpoll.cluster.membership.local_channel import Activity, LocalChannel
+from redpoll.cluster.membership.agenda import Agenda
+from redpoll.cluster.membership.join import Stage
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link
@@ -70,9 +72,15 @@ class Places:
     keeps subscribing causes no looks."""
 
     def __init__(
-        self, link: Link, keys: Keys, timings: Timings, decided: Callable[[LocalChannel, Outcome], None]
+        self,
+        link: Link,
+        keys: Keys,
+        timings: Timings,
+        agenda: Agenda,
+        decided: Callable[[LocalChannel, Outcome], None],
     ) -> None:
         self.looks = 0
+        self._agenda = agenda
         self._link = link
         self._keys = keys
         self._reserved_s = timings.reserved_s
@@ -88,7 +96,7 @@ class Places:
         self._released: dict[str, list[str]] = {}
 
     def ask(self, local_channel: LocalChannel) -> None:
-        local_channel.activity = Activity.PLACE
+        self._agenda.move(local_channel, Stage.PLACE)
         app_id = local_channel.app_id
         queue = self._asking.get(app_id)
         if queue is None:
@@ -122,8 +130,8 @@ class Places:
         queue, channels = self._asking[app_id], list[LocalChannel]()
         while queue and len(channels) < _MAX_CHANNELS:
             local_channel = queue.pop()
-            # Without a subscribe that waits no place is needed any more.
-            if local_channel.waiting and not self._is_full(local_channel):
+            # Without a queued join no place is needed any more.
+            if local_channel.queued and not self._is_full(local_channel):
                 channels.append(local_channel)
             else:
                 self._end(local_channel, False)
@@ -174,7 +182,7 @@ class Places:
         limit = app.max_occupied_channels if app is not None else 0
         places = with_place(look.reserved, look.occupied, look.total, limit)
         for local_channel in look.channels:
-            local_channel.has_place = local_channel.channel in places and bool(local_channel.waiting)
+            local_channel.has_place = local_channel.channel in places and bool(local_channel.queued)
             if local_channel.channel not in places:
                 self._full_until[look.app_id, needs_auth(local_channel.channel)] = now + self._full_s
             if not local_channel.has_place:
@@ -194,5 +202,5 @@ class Places:
         asyncio.get_running_loop().call_later(max(0.0, self._look_s - passed_s), self._begin, look.app_id)
 
     def _end(self, local_channel: LocalChannel, outcome: Outcome) -> None:
-        local_channel.activity = Activity.NONE
+        self._agenda.move(local_channel, Stage.CLEAN)
         self._decided(local_channel, outcome)

@@ -17,14 +17,15 @@ import structlog
 
 from redpoll.cluster.directory import read_app
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
-from redpoll.cluster.membership.orphans import orphans
 from redpoll.cluster.nodes import KnownNode, Unchanged
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
 from redpoll.cluster.redis.values import MemberEntry, WorkerId
 
-__all__ = ["Beats", "Reaper"]
+__all__ = ["Beats", "Reaper", "orphans"]
+
+_WORKER_KEY: Final = re.compile(rb":w:([0-9a-f]{12}\.\d+\.\d+)\Z")
 
 log = structlog.get_logger(__name__)
 
@@ -418,3 +419,20 @@ class _Pump:
             self._finished.set_exception(error)
             return
         self._next()
+
+
+async def orphans(link: Link, keys: Keys) -> set[bytes]:
+    """The names of workers that Redis has something of, but that its beat table doesn't name, so that no reaper would
+    see them. Reads all key names of Redis, a thousand at a time. Raises hiredis.ReplyError or LinkDown.
+
+    A fail-over that loses writes leaves them: the removal of a worker's hash in one master is undone, while its beat
+    stays removed in another. A worker adds its beat before its hashes, and removes them before its beat. So what was in
+    a shard before the beat table was read, and isn't in that table, is left over.
+    """
+    heads = set(keys.heads)
+    found: set[bytes] = set()
+    for name in await link.scan(b"%b:{*}:w:*" % keys.prefix.encode()):
+        match = _WORKER_KEY.search(name)
+        if match is not None and name[: match.start() + 1] in heads:
+            found.add(match[1])
+    return found.difference(await link.ask(b"HKEYS", keys.beat)) if found else found

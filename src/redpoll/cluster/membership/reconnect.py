@@ -18,7 +18,8 @@ from redpoll.cluster.canary import Canary
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import UNKNOWN, Activity, LocalChannel
+from redpoll.cluster.membership.join import Stage
+from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.rosters import read_first
@@ -77,8 +78,6 @@ class Reconnect:
         incarnation.on_fenced = self._fence
         sync.on_fenced = self._fence
         sync.on_stopped = self._stopped
-        # After the SUBSCRIBE, in the same write: what the pages don't have comes as a push.
-        sync.on_subscribing = catchup.resume
 
     @property
     def was_registered(self) -> bool:
@@ -135,6 +134,10 @@ class Reconnect:
             self._catchup.forget(local_channel)
             local_channel.connection_lost()
 
+    def _renamed(self, local_channel: LocalChannel) -> None:
+        self._sync.forget(local_channel)
+        local_channel.renamed()
+
     def _fence(self) -> None:
         # Redis refuses calls under our name.
         if not self._connection.sending:
@@ -179,11 +182,11 @@ class Reconnect:
                 await asyncio.shield(self._reset)
                 self._reset = None
             if self._incarnation.w != previous:
-                await walk(self._channels.slice_by_slice(), LocalChannel.renamed)
+                await walk(self._channels.slice_by_slice(), self._renamed)
             scanned = {local_channel for local_channel in self._scanned if local_channel.shard in shards}
             self._scanned -= scanned
             for local_channel in scanned:
-                local_channel.activity = Activity.NONE
+                self._sync.agenda.move(local_channel, Stage.CLEAN)
             for listed in held:
                 self._compare(listed, scanned)
                 await asyncio.sleep(0)
@@ -219,7 +222,7 @@ class Reconnect:
         local_channel.confirmed = UNKNOWN
         self._follow(local_channel)
         if local_channel.members is not None:
-            local_channel.activity = Activity.SCAN
+            self._sync.agenda.move(local_channel, Stage.SCAN)
             self._scanned.add(local_channel)
             task = asyncio.get_running_loop().create_task(self._scan(local_channel))
             self._scans.add(task)
@@ -238,12 +241,12 @@ class Reconnect:
                 if int(cursor) == 0:
                     break
         except LinkDown:
-            # The activity stays SCAN, so the next connection starts the scan again.
+            # The stage stays SCAN, so the next connection starts the scan again.
             return
         except hiredis.ReplyError as error:
             self._link.drop_connection(local_channel.shard, f"HSCAN failed: {error}")
             return
         if breaks == self._connection.breaks[local_channel.shard]:
-            local_channel.activity = Activity.NONE
+            self._sync.agenda.move(local_channel, Stage.CLEAN)
             self._scanned.discard(local_channel)
             self._sync.mark_dirty(local_channel)

@@ -7,7 +7,6 @@ what its reply means.
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import count
@@ -16,33 +15,39 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.membership.big_replies import BigReplies
+from redpoll.cluster.membership.agenda import Agenda, CountDelay, Reassertion
+from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
-from redpoll.cluster.membership.hold_call import BEYOND_SHARE, TOPIC, Flag, HistoryTerms, HoldCall, decode, encode
+from redpoll.cluster.membership.hold_call import (
+    BEYOND_SHARE,
+    TOPIC,
+    Flag,
+    HistoryTerms,
+    HoldCall,
+    PlainHold,
+    decode,
+    encode,
+    is_plain_call,
+    plain_reply,
+)
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import Activity, LocalChannel, Subscription, Ticket
+from redpoll.cluster.membership.join import Join, JoinState, Stage
+from redpoll.cluster.membership.join_queue import JoinQueue
+from redpoll.cluster.membership.local_channel import LocalChannel, Subscription
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.places import Outcome, Places
-from redpoll.cluster.membership.plain_hold import PlainHold, is_plain_call, plain_reply
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import HOLD, HOLD_PLAIN
-from redpoll.loop.slices import Cursor, Queue, Slices
+from redpoll.loop.slices import Queue, Slices
 
 __all__ = ["Sync"]
 
 log = structlog.get_logger(__name__)
 
 _MAX_TOPICS_PER_SUBSCRIBE: Final = 1_000
-# Redis closes a subscribed connection that leaves 32 MB unread. A roster has at most 512 KiB, a cached event 256 KiB.
-_MAX_ROSTERS: Final = 32
-_MAX_CACHED: Final = 64
-# Redis gets the number of a plain channel's sockets at most once in so long.
-_COUNT_S: Final = 0.05
-# Channels whose topics are subscribed in one step after a break, about; those with history also ask for a page.
-_MAX_RESUBSCRIBED: Final = 250
 # Calls in flight in all, and those that no client waits for. A subscribe and each event wait for the calls that were
 # sent before, in Redis and then among its replies: about 50 us for each. One slice makes 50 to 100 calls, so with so
 # many in flight Redis is busy until the next slice.
@@ -51,32 +56,23 @@ _MAX_BACKGROUND: Final = 100
 
 _OPEN: Final = ConnectionState.OPEN
 _REASSERTING: Final = ConnectionState.REASSERTING
+_CLEAN: Final = Stage.CLEAN
+_CALLING: Final = Stage.CALLING
+_SENDING: Final = Stage.SENDING
+_DROPPED: Final = Stage.DROPPED
+_WITHDRAWN: Final = JoinState.WITHDRAWN
 
 
 def _ignore() -> None:
     pass
 
 
-def _ignore_all(local_channels: Iterable[LocalChannel]) -> None:
-    pass
-
-
-class _Resubscription:
-    """What is held in `shards`, as far as its topics are not subscribed again."""
-
-    __slots__ = ("cursor", "shards")
-
-    def __init__(self, shards: Collection[int], cursor: Cursor[LocalChannel]) -> None:
-        self.shards = set(shards)
-        self.cursor = cursor
-
-
 class Sync:
     """Takes over `channels.on_dirty`. On a new connection nothing is sent before `assert_held`. From then on changes go
-    out, new subscribes first, and what is held is repeated in between. The same holds for single shards of a Cluster.
+    out, new joins first, and what is held is repeated in between. The same holds for single shards of a Cluster.
 
-    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
-    `on_subscribing(local_channels)`: the SUBSCRIBE of these topics was just sent. All are set by reconnect.py.
+    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered. Both
+    are set by reconnect.py, which needs this class first.
 
     `debounce_s`: webhook rows for leaves are held back for so long, and not written if the channel or member returns.
     `unhooked` counts webhook rows that were not written because too many are unread. `errors` counts errors that Redis
@@ -90,7 +86,9 @@ class Sync:
         incarnation: Incarnation,
         connection: Connection,
         channels: LocalChannels,
+        joins: JoinQueue,
         replies: Replies,
+        catchup: Catchup,
         timings: Timings,
         *,
         debounce_s: float = 3.0,
@@ -101,187 +99,143 @@ class Sync:
         self.ending = False
         self.on_fenced: Callable[[], None] = _ignore
         self.on_stopped: Callable[[], None] = _ignore
-        self.on_subscribing: Callable[[Iterable[LocalChannel]], None] = _ignore_all
+        self.agenda = Agenda()
+        self.slices = Slices(self._step, after=link.flush)
+        # Plain channels of which only the number of sockets changed.
+        self.counts = CountDelay(self.mark_dirty)
         self._link = link
         self._keys = keys
         self._incarnation = incarnation
         self._connection = connection
         self._channels = channels
+        self._joins = joins
         self._replies = replies
+        self._catchup = catchup
         self._timings = timings
         self._debounce_ms = round(debounce_s * 1000)
         self._plain_hold = PlainHold(keys)
-        self._places = Places(link, keys, timings, self._place_decided)
+        self._places = Places(link, keys, timings, self.agenda, self._place_decided)
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
-        self._run = secrets.token_hex(6)
-        self._epochs = count(1)
-        self.slices = Slices(self._step, after=link.flush)
-        # Channels with subscribes whose topic is yet to be subscribed, those of them whose shard is lost, and those
-        # whose call may be made. The first two outlive a break of the connection.
-        self._joining: Queue[LocalChannel] = Queue()
-        self._joining_later: Queue[LocalChannel] = Queue()
-        self._calling: Queue[LocalChannel] = Queue()
-        # Channels with other changes, and topics to unsubscribe.
-        self._dirty: Queue[LocalChannel] = Queue()
+        run = secrets.token_hex(6)
+        self._epochs = (f"{run}{number:x}" for number in count(1))
+        self._reassertion = Reassertion()
         self._unsubscribing: Queue[bytes] = Queue()
-        # After a break: the topics that are not subscribed again; then the channels that are not asserted again yet,
-        # and those of them that wait for their turn.
-        self._resubscribing: deque[_Resubscription] = deque()
-        self._resubscribes_next = False
-        self._unasserted: set[LocalChannel] = set()
-        self._asserting: Queue[LocalChannel] = Queue()
-        # Channels with a call in flight that no client waits for.
-        self._background: set[LocalChannel] = set()
-        # Channels of which Redis got the number of sockets in this interval, and those that changed since.
-        self._counted: set[LocalChannel] = set()
-        self._counted_again: set[LocalChannel] = set()
-        self._count_timer: asyncio.TimerHandle | None = None
-        self._big_replies = {Flag.ROSTER: BigReplies(_MAX_ROSTERS), Flag.CACHED: BigReplies(_MAX_CACHED)}
+        # Calls in flight that no client waits for.
+        self._background = 0
+        # The channels and all their users have one way to say that something changed; it needs this class, which needs
+        # most of them.
         channels.on_dirty = self.mark_dirty
 
     def mark_dirty(self, local_channel: LocalChannel) -> None:
         """Something changed: written to Redis in one of the next writes, or when the call in flight is answered."""
         if local_channel.busy:
             return
-        if local_channel.waiting:
-            self._joining.add(local_channel)
+        if local_channel.queued:
+            self.agenda.queue_joins(local_channel)
             self.slices.start()
         elif local_channel.attached == 0 and local_channel.idle:
             self._drop(local_channel)
-        elif local_channel.settled and local_channel not in self._unasserted:
+        elif local_channel.settled and local_channel not in self._reassertion.unasserted:
             return
         elif self._connection.sends(local_channel.shard):
-            self._dirty.add(local_channel)
+            self.agenda.queue_change(local_channel)
             self.slices.start()
 
-    def touch_count(self, local_channel: LocalChannel) -> None:
-        """Only the number of its sockets changed, and nobody waits for Redis: it is told at once, and then at most
-        every 50 ms."""
-        if local_channel in self._counted:
-            self._counted_again.add(local_channel)
-            return
-        self._counted.add(local_channel)
-        self.mark_dirty(local_channel)
-        if self._count_timer is None:
-            self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
-
-    def _count_again(self) -> None:
-        self._count_timer = None
-        self._counted, self._counted_again = self._counted_again, set()
-        for local_channel in self._counted:
-            self.mark_dirty(local_channel)
-        if self._counted:
-            self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._count_again)
-
     def stop(self) -> None:
-        """No further calls, because we were fenced. `on_stopped` follows when none is in flight."""
-        # Their topics may be subscribed no longer.
-        while self._calling:
-            self._joining.add(self._calling.pop())
-        self._dirty.clear()
-        self._resubscribing.clear()
-        self._unasserted.clear()
-        self._asserting.clear()
-        for big_replies in self._big_replies.values():
-            big_replies.clear()
+        """No further calls, because we were fenced. `on_stopped` follows when none is in flight, and then `forget` for
+        each channel."""
+        self._reassertion.stop()
 
     def connection_lost(self, shards: Collection[int]) -> None:
         """No calls for these shards before `assert_held`. `forget` follows for each of their channels."""
         if len(shards) == SHARDS:
-            self.stop()
+            self._reassertion.stop()
             self._unsubscribing.clear()
-        for resubscription in list(self._resubscribing):
-            resubscription.shards.difference_update(shards)
-            if not resubscription.shards:
-                self._resubscribing.remove(resubscription)
+        else:
+            self._reassertion.lose(shards)
 
     def forget(self, local_channel: LocalChannel) -> None:
-        """The shard of this channel is lost: `assert_held` begins with it from the start."""
-        if local_channel in self._calling:
-            self._calling.discard(local_channel)
-            self._joining.add(local_channel)
-        self._dirty.discard(local_channel)
-        self._asserting.discard(local_channel)
-        self._unasserted.discard(local_channel)
-        for big_replies in self._big_replies.values():
-            big_replies.discard(local_channel)
+        """The shard of this channel is lost, or our name: `assert_held` begins with it from the start."""
+        self.agenda.forget(local_channel)
+        self._reassertion.unasserted.discard(local_channel)
 
     def assert_held(self, shards: Collection[int] = ALL_SHARDS) -> None:
         """A new connection or a new W: subscribes topics, `sys` last, then repeats all that is held, slice by slice.
-        Subscribes go out in between. Each call carries absolute values, and a channel that isn't asserted yet is
-        asserted before its subscribes, so the order of channels doesn't matter."""
-        self._resubscribing.append(_Resubscription(shards, Cursor(self._channels.slice_by_slice())))
+        Joins go out in between. Each call carries absolute values, and a channel that isn't asserted yet is asserted
+        before its joins, so the order of channels doesn't matter."""
+        self._reassertion.begin(shards, self._channels.slice_by_slice())
         self._connection.registered(shards)
-        while self._joining_later:
-            self._joining.add(self._joining_later.pop())
+        self.agenda.shards_are_back()
         self._resubscribe()
         self.slices.start()
 
     def _resubscribe(self) -> None:
-        resubscription = self._resubscribing[0]
-        cursor, shards = resubscription.cursor, resubscription.shards
-        count = _MAX_RESUBSCRIBED * SHARDS // len(shards)
-        part = [local_channel for local_channel in cursor.next(count) if local_channel.shard in shards]
-        self._subscribe(local_channel for local_channel in part if local_channel.attached or local_channel.waiting)
+        part, ended_shards = self._reassertion.next_part()
+        self._subscribe(local_channel for local_channel in part if local_channel.attached or local_channel.queued)
         for local_channel in part:
             # A channel that waits to retry or is scanned is asserted afterwards; the others don't wait for it.
-            if local_channel.attached and not local_channel.asserted and local_channel.activity is Activity.NONE:
-                self._unasserted.add(local_channel)
-                self._asserting.add(local_channel)
+            if local_channel.attached and not local_channel.asserted and local_channel.stage <= _SENDING:
+                self._reassertion.unasserted.add(local_channel)
+                if local_channel.queued and not local_channel.busy:
+                    self.agenda.queue_joins(local_channel)
+                elif local_channel.stage is _CLEAN:
+                    self.agenda.move(local_channel, Stage.ASSERTING)
             else:
                 self.mark_dirty(local_channel)
-        if cursor.done:
-            self._resubscribing.popleft()
-            for of_shards, topics in self._incarnation.last_topics(shards):
+        if ended_shards:
+            for of_shards, topics in self._incarnation.last_topics(ended_shards):
                 self._link.subscribe(topics, partial(self._last_subscribed, of_shards))
             self._open_if_asserted()
 
     def _drop(self, local_channel: LocalChannel) -> None:
         # The channel is no longer held, and Redis knows.
-        self._joining.discard(local_channel)
-        self._joining_later.discard(local_channel)
-        self._calling.discard(local_channel)
-        self._dirty.discard(local_channel)
+        self.agenda.move(local_channel, _DROPPED)
         if local_channel.has_place:
             self._places.release(local_channel)
         self._asserted(local_channel)
         if local_channel.subscription is not Subscription.NONE and local_channel.shard not in self._connection.lost:
             self._unsubscribing.add(local_channel.topic)
             self.slices.start()
-        self._replies.forget(local_channel)
+        self._catchup.forget(local_channel)
         self._channels.drop(local_channel)
 
     def _step(self) -> bool:
         # One step of the most urgent work. False: there is none, or it waits for answers.
         if not self._connection.sending:
             return False
-        # By turns with the subscribes, because established clients wait for these topics.
-        self._resubscribes_next = not self._resubscribes_next
-        if self._resubscribing and self._resubscribes_next:
+        agenda, resubscribing = self.agenda, self._reassertion.subscribing
+        if self._reassertion.takes_turn():
             self._resubscribe()
-        elif self.in_flight >= _MAX_IN_FLIGHT and not self._resubscribing:
+        elif self.in_flight >= _MAX_IN_FLIGHT and not resubscribing:
             return False
-        elif self._calling:
+        elif agenda.calling:
             # A client waits for this one.
-            self._advance(self._calling.pop())
-        elif self._joining:
-            part = [self._joining.pop() for _ in range(min(len(self._joining), _MAX_TOPICS_PER_SUBSCRIBE))]
-            lost = self._connection.lost
-            for local_channel in part:
-                (self._joining_later if local_channel.shard in lost else self._calling).add(local_channel)
-            self._subscribe(local_channel for local_channel in part if local_channel.shard not in lost)
-        elif self._resubscribing:
+            self._advance(agenda.take(agenda.calling))
+        elif agenda.subscribing:
+            self._subscribe_for_joins()
+        elif resubscribing:
             self._resubscribe()
-        elif self._dirty and len(self._background) < _MAX_BACKGROUND:
-            self._advance(self._dirty.pop())
-        elif self._asserting and len(self._background) < _MAX_BACKGROUND:
-            self._advance(self._asserting.pop())
+        elif agenda.dirty and self._background < _MAX_BACKGROUND:
+            self._advance(agenda.take(agenda.dirty))
+        elif agenda.asserting and self._background < _MAX_BACKGROUND:
+            self._advance(agenda.take(agenda.asserting))
         elif self._unsubscribing:
             count = min(len(self._unsubscribing), _MAX_TOPICS_PER_SUBSCRIBE)
             self._link.unsubscribe([self._unsubscribing.pop() for _ in range(count)], self._subscribed)
         else:
             return False
         return True
+
+    def _subscribe_for_joins(self) -> None:
+        agenda, lost, part = self.agenda, self._connection.lost, list[LocalChannel]()
+        for _ in range(min(len(agenda.subscribing), _MAX_TOPICS_PER_SUBSCRIBE)):
+            local_channel = agenda.take(agenda.subscribing)
+            if local_channel.shard in lost:
+                agenda.move(local_channel, Stage.LOST)
+            else:
+                agenda.move(local_channel, _CALLING)
+                part.append(local_channel)
+        self._subscribe(part)
 
     def _subscribe(self, local_channels: Iterable[LocalChannel]) -> None:
         # Before the calls, in the same write: no event published after a success frame may be missed.
@@ -297,7 +251,8 @@ class Sync:
             topics_only = [local_channel for local_channel in part if local_channel.kind == TOPIC]
             topics = [local_channel.topic for local_channel in part]
             self._link.subscribe(topics, partial(self._topics_subscribed, topics_only))
-            self.on_subscribing(part)
+            # In the same write as the SUBSCRIBE: what the pages don't have comes as a push.
+            self._catchup.resume(part)
 
     def _topics_subscribed(self, topics_only: list[LocalChannel], outcome: Any) -> None:
         self._subscribed(outcome)
@@ -321,14 +276,12 @@ class Sync:
         if local_channel.busy or local_channel.shard in self._connection.lost:
             return
         if local_channel.kind == TOPIC:
-            if local_channel.subscription is Subscription.CONFIRMED and local_channel.waiting:
+            if local_channel.subscription is Subscription.CONFIRMED and local_channel.queued:
                 self._replies.topic_subscribed(local_channel)
             if local_channel.idle:
                 self._drop(local_channel)
             return
-        big_replies = self._big_replies.get(local_channel.big_reply)
-        if big_replies is not None and big_replies.full:
-            big_replies.wait(local_channel)
+        if self.agenda.wait_for_reply(local_channel):
             return
         call = local_channel.plan()
         if local_channel.asserted:
@@ -338,27 +291,27 @@ class Sync:
         elif local_channel.idle:
             self._drop(local_channel)
 
-    def _send(self, local_channel: LocalChannel, call: HoldCall[Ticket]) -> None:
-        local_channel.call = call
+    def _send(self, local_channel: LocalChannel, call: HoldCall[Join]) -> None:
+        self.agenda.move(local_channel, _SENDING)
         self.in_flight += 1
-        if not call.tickets:
-            self._background.add(local_channel)
+        if not call.joins:
+            self._background += 1
         settings, incarnation = local_channel.settings, self._incarnation
         if is_plain_call(local_channel.kind, call):
             share = settings.share if call.flags else None
-            app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.tickets)
+            app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.joins)
             gen = incarnation.gens[local_channel.shard]
             command = self._plain_hold.pack(incarnation.w, gen, app_id, channel, call.base, joins, share)
             self._link.call_packed(command, partial(self._answered, local_channel, call))
             return
         if call.big_reply:
-            self._big_replies[call.big_reply].awaited += 1
+            self.agenda.awaited[call.big_reply] += 1
         extra_flags = Flag.WORKER_ENDS if self.ending else ""
         if self._debounce_ms and settings.hooks:
             extra_flags += Flag.DEBOUNCE
         history = None
         if Flag.HISTORY in call.flags:
-            rule, epoch = settings.rule, f"{self._run}{next(self._epochs):x}"
+            rule, epoch = settings.rule, next(self._epochs)
             seconds, era = (rule.seconds, rule.era) if rule is not None else (0, "")
             history = HistoryTerms(epoch, seconds, settings.max_histories, era)
         names, args = encode(
@@ -377,25 +330,26 @@ class Sync:
         )
         self._link.run(HOLD, names, args, partial(self._answered, local_channel, call))
 
-    def _answered(self, local_channel: LocalChannel, call: HoldCall[Ticket], outcome: Any) -> None:
-        local_channel.call = None
+    def _answered(self, local_channel: LocalChannel, call: HoldCall[Join], outcome: Any) -> None:
+        self.agenda.move(local_channel, _CLEAN)
         self.in_flight -= 1
-        self._background.discard(local_channel)
+        if not call.joins:
+            self._background -= 1
         big_reply = call.big_reply
         if big_reply:
-            self._big_replies[big_reply].awaited -= 1
+            self.agenda.awaited[big_reply] -= 1
         if local_channel.has_place:
             self._places.release(local_channel)
         try:
             reply = None
             if isinstance(outcome, int):
-                reply = plain_reply(outcome, len(call.tickets))
+                reply = plain_reply(outcome, len(call.joins))
             elif isinstance(outcome, list):
                 reply = decode(call.flags, outcome)
             if reply is not None:
                 self.unhooked += reply.dropped
                 self._replies.apply(local_channel, call, reply)
-                if call.tickets and local_channel.waiting and BEYOND_SHARE in reply.accepted:
+                if call.joins and local_channel.queued and BEYOND_SHARE in reply.accepted:
                     self._places.ask(local_channel)
             else:
                 local_channel.fail(call)
@@ -403,17 +357,14 @@ class Sync:
                     self._retry(local_channel, outcome)
                 elif not isinstance(outcome, LinkDown):
                     self.on_fenced()
-            for ticket in call.tickets:
-                if ticket.cancelled:
-                    self._replies.withdrawn(ticket)
+            for join in call.joins:
+                if join.state is _WITHDRAWN:
+                    self._joins.withdrawn_answered(join)
         finally:
             # An exception while one channel's sockets are served must not stop the other channels.
             if local_channel.asserted:
                 self._asserted(local_channel)
-            if local_channel in self._counted and local_channel.lacks_at_most_count():
-                # While clients keep coming, each reply would be followed by another call.
-                self._counted_again.add(local_channel)
-            else:
+            if not self.counts.holds_back(local_channel):
                 self.mark_dirty(local_channel)
             self._continue(big_reply)
 
@@ -432,20 +383,20 @@ class Sync:
         self.mark_dirty(local_channel)
 
     def _asserted(self, local_channel: LocalChannel) -> None:
-        if local_channel in self._unasserted:
-            self._unasserted.discard(local_channel)
+        if local_channel in self._reassertion.unasserted:
+            self._reassertion.unasserted.discard(local_channel)
             self._open_if_asserted()
 
     def _open_if_asserted(self) -> None:
-        if self._connection.state is _REASSERTING and not self._unasserted and not self._resubscribing:
+        if self._connection.state is _REASSERTING and self._reassertion.done:
             self._connection.change(_OPEN)
 
     def _continue(self, big_reply: str) -> None:
         # Makes the calls that waited for another to be answered.
         if big_reply and self._connection.sending:
-            while local_channel := self._big_replies[big_reply].next():
+            while local_channel := self.agenda.next_for_reply(big_reply):
                 self._advance(local_channel)
-        if self._calling or self._joining or self._dirty or self._asserting:
+        if self.agenda.due:
             self.slices.start()
         if not self._connection.sending and self.in_flight == 0:
             self.on_stopped()
@@ -459,10 +410,10 @@ class Sync:
         delay_s = self._timings.retry_delay_s(local_channel.failures)
         local_channel.failures += 1
         log.warning("hold failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(error))
-        local_channel.activity = Activity.RETRY_DELAY
+        self.agenda.move(local_channel, Stage.RETRY_DELAY)
         self._asserted(local_channel)
         asyncio.get_running_loop().call_later(delay_s, self._retry_delay_over, local_channel)
 
     def _retry_delay_over(self, local_channel: LocalChannel) -> None:
-        local_channel.activity = Activity.NONE
+        self.agenda.move(local_channel, _CLEAN)
         self.mark_dirty(local_channel)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from redpoll.cluster.membership.registry import Ticket
+from redpoll.cluster.membership.connection_limit import CONN
+from redpoll.cluster.membership.join import Join
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
@@ -35,7 +36,7 @@ class Admission:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._waiting: dict[Connection, tuple[Ticket, OnAnswer]] = {}
+        self._waiting: dict[Connection, tuple[Join, OnAnswer]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,15 +51,15 @@ class Admission:
     def ask(self, connection: Connection, app: App, on_answer: OnAnswer) -> None:
         """Count a connection of an app with a limit, as `admits_at_once` does. `on_answer` is called once, in this call
         or later. It isn't called if the connection is withdrawn first."""
-        ticket = Ticket(owner=connection)
-        self._waiting[connection] = (ticket, on_answer)
-        self._registry.connection_limit.admit(app, ticket)
+        join = Join(connection, app, CONN)
+        self._waiting[connection] = (join, on_answer)
+        self._registry.connection_limit.admit(join)
 
     def withdraw(self, connection: Connection) -> None:
         """The connection closed while it waited. Does nothing for other connections."""
         waiting = self._waiting.pop(connection, None)
         if waiting is not None:
-            self._registry.cancel(waiting[0])
+            self._registry.connection_limit.cancel(waiting[0])
 
     def give_back(self, app_id: str) -> None:
         """A connection of this app was counted and won't open."""
@@ -72,12 +73,12 @@ class Admission:
 
     # -- what the registry answers -------------------------------------------------------------------------
 
-    def admitted(self, ticket: Ticket) -> None:
-        self._settle(ticket, None)
+    def admitted(self, join: Join) -> None:
+        self._settle(join, None)
 
-    def turned_away(self, ticket: Ticket, code: int) -> None:
-        self._settle(ticket, Refusal(code, _REASONS[code]))
+    def turned_away(self, join: Join, code: int) -> None:
+        self._settle(join, Refusal(code, _REASONS[code]))
 
-    def _settle(self, ticket: Ticket, refusal: Refusal | None) -> None:
-        _, on_answer = self._waiting.pop(ticket.owner)
+    def _settle(self, join: Join, refusal: Refusal | None) -> None:
+        _, on_answer = self._waiting.pop(join.owner)
         on_answer(refusal)

@@ -104,6 +104,9 @@ class Connection(WebSocket):
         self.gate = gate
         self.session = None  # type: ignore[assignment]
 
+    def __str__(self) -> str:
+        return f"connection {self.session.socket_id}" if self.session is not None else "connection without a session"
+
     @property
     def address(self) -> str:
         """The client's address as far as it is known without its request: the peer's, or that of a PROXY header. Empty

@@ -6,7 +6,9 @@ Callers ask `any` first, so that this costs nothing while nothing is being debug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +19,8 @@ from redpoll.protocol import effects
 from redpoll.protocol.effects import Effect, Send, SendUrgent
 
 if TYPE_CHECKING:
+    from redpoll.cluster.membership.connection_state import ConnectionState
+    from redpoll.cluster.membership.join import Join
     from redpoll.cluster.membership.local_channel import LocalChannel
     from redpoll.cluster.redis.keys import Keys
     from redpoll.cluster.redis.link import Link
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from redpoll.worker.hub.everyone import Everyone
 
 __all__ = ["Debugging"]
+
+# Subscribes without an answer that are looked at in one pass of the loop.
+_MAX_WAITING: Final = 10_000
 
 _PHRASES: Final[dict[type, str]] = {
     effects.Join: "subscribe accepted",
@@ -82,6 +89,22 @@ class Debugging(DebugLog):
         session = connection.session
         if self.covers(session.app.id, session.socket_id):
             self.line(session.app.id, session.socket_id, "subscribed", channel=channel)
+
+    def waiting(self, joins: Iterator[Join], redis: ConnectionState) -> None:
+        """These subscribes have no answer yet; `redis` is the state of the worker's connection."""
+        for join in islice(joins, _MAX_WAITING):
+            session = join.owner.session
+            if self.covers(session.app.id, session.socket_id):
+                self.line(
+                    session.app.id,
+                    session.socket_id,
+                    "subscribe waits",
+                    channel=join.channel,
+                    state=join.state.value,
+                    for_s=round(monotonic() - join.since, 1),
+                    waits_for=join.waits_for,
+                    redis=redis.value,
+                )
 
     def event(self, local_channel: LocalChannel, payload: bytes, sockets: int) -> None:
         """An event came from Redis and was queued for this many connections."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import monotonic
 
 from redpoll import _frame
 from redpoll._fanout import Flusher
 from redpoll.cluster.bus import Bus
-from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+from redpoll.cluster.membership.join import Join as QueuedJoin
+from redpoll.cluster.membership.join_queue import JoinQueue
+from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.registry import Registry
 from redpoll.cluster.quota import Quota
 from redpoll.loop.slices import Slices
@@ -39,7 +41,6 @@ from redpoll.worker.hub.client_events import ClientEvents
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.everyone import Everyone
-from redpoll.worker.hub.pending_joins import PendingJoins
 from redpoll.worker.hub.subscribe_rates import SubscribeRates
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.hub.users import Users
@@ -57,7 +58,7 @@ _MAX_LEFT_AT_ONCE = 100
 class Hub:
     """The worker's table of subscriptions. Implements `cluster.membership.MembershipEvents`.
 
-    `everyone` contains each open connection once. `pending` has the subscribes that Redis hasn't answered yet. `users`
+    `everyone` contains each open connection once. `joins` has the subscribes that Redis hasn't answered yet. `users`
     knows who is signed in, `admission` which connections wait for a place in their app.
     """
 
@@ -75,7 +76,7 @@ class Hub:
         self._overruns = 0
         self.writable_signal = WritableSignal(flusher)
         self.registry: Registry
-        self.pending: PendingJoins
+        self.joins: JoinQueue
         self.users: Users
         self.admission: Admission
         self.client_events: ClientEvents
@@ -97,7 +98,7 @@ class Hub:
         """Set what the hub works with. It comes after construction because the registry needs the hub first."""
         self.debugging = debugging
         self.registry = registry
-        self.pending = PendingJoins(registry)
+        self.joins = registry.joins
         self.users = Users(self.flusher, registry)
         self.admission = Admission(registry)
         self.client_events = ClientEvents(bus, quota, tracing, self.perform)
@@ -151,16 +152,13 @@ class Hub:
                 except Exception as fault:
                     self._attaching_failed(local_channel, connection, None, fault)
                 return
-        ticket = Ticket(
-            owner=connection,
-            user=member.user_id if member else None,
-            info=member.user_info if member else b"",
-        )
+        user, info = (None, b"") if member is None else (member.user_id, member.user_info)
+        queued = QueuedJoin(connection, app, join.channel, user, info)
         if join.rewind is not None or join.recovers:
-            ticket.wants = Wants(join.rewind, join.recovers)
-        if member is not None and app.user_resume_s:
-            self.user_resume.arrived(connection, member.user_id, join.channel)
-        self.pending.add(connection, join.channel, ticket)
+            queued.wants = Wants(join.rewind, join.recovers)
+        if user is not None and app.user_resume_s:
+            self.user_resume.arrived(connection, user, join.channel)
+        self.joins.add(queued)
 
     def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
         if self._detach(connection, channel):
@@ -168,7 +166,7 @@ class Hub:
 
     def _detach(self, connection: Connection, channel: str) -> bool:
         """Takes the connection out of the channel. True: `registry.leave` must follow, until then it is counted."""
-        if self.pending.withdraw(connection, channel):
+        if self.joins.withdraw(connection, channel):
             return False
         local_channel = self.registry.local_channel(connection.session.app.id, channel)
         if local_channel is None:
@@ -207,7 +205,7 @@ class Hub:
             # Closed because its send buffer overflowed.
             self._overruns = self.flusher.overruns
             self.tracing.dropped(session.app.id, session.socket_id, connection)
-        self.pending.stop(connection)
+        self.joins.stop(connection)
         # Whatever fails for one channel or part, the others release the connection too.
         for number, (channel, membership) in enumerate(list(session.channels.items())):
             try:
@@ -245,7 +243,7 @@ class Hub:
         local_channel.audience = Channel(self.flusher, local_channel.channel.encode())
 
     def joined(
-        self, local_channel: LocalChannel, tickets: Sequence[Ticket], cached: bytes | None, total: int | None
+        self, local_channel: LocalChannel, joins: Sequence[QueuedJoin], cached: bytes | None, total: int | None
     ) -> None:
         """Attach the connections and answer them in the same step, so that all of them see the present roster.
 
@@ -254,21 +252,20 @@ class Hub:
         """
         audience: Channel = local_channel.audience
         answer = success = b""
-        for ticket in tickets:
-            connection: Connection = ticket.owner
+        for join in joins:
+            connection: Connection = join.owner
             try:
-                self.pending.answered(connection, local_channel.channel)
-                if ticket.wants is not None or self._may_replay(local_channel, connection):
+                if join.wants is not None or self._may_replay(local_channel, connection):
                     if self.debugging.any:
                         self.debugging.subscribed(connection, local_channel.channel)
                     success = success or self._success(local_channel)
-                    self.replayer.attach(local_channel, ticket, cached, total, success)
+                    self.replayer.attach(local_channel, join, cached, total, success)
                     continue
                 answer = answer or self._answer(local_channel, cached, total)
                 audience.add(connection)
                 self._greet(local_channel, connection, answer)
             except Exception as fault:
-                self._attaching_failed(local_channel, connection, ticket.user, fault)
+                self._attaching_failed(local_channel, connection, join.user, fault)
 
     def _greet(self, local_channel: LocalChannel, connection: Connection, answer: bytes) -> None:
         if self.debugging.any:
@@ -308,17 +305,17 @@ class Hub:
             answer += _frame.text(frames.subscription_count(local_channel.channel, total))
         return answer
 
-    def refused(self, local_channel: LocalChannel, ticket: Ticket, reason: str) -> None:
-        connection: Connection = ticket.owner
-        self.pending.answered(connection, local_channel.channel)
+    def refused(self, local_channel: LocalChannel, join: QueuedJoin, reason: str) -> None:
+        connection: Connection = join.owner
         if reason == "channels":
             self.channels_refused += 1
         self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
         if reason == "unavailable":
             connection.shut(Code.OVER_CAPACITY, "the subscription could not be confirmed in time; connect again")
 
-    def withdrawn(self, ticket: Ticket) -> None:
-        self.pending.withdrawn_answered(ticket.owner)
+    def still_waiting(self, joins: Iterator[QueuedJoin]) -> None:
+        if self.debugging.any:
+            self.debugging.waiting(joins, self.registry.connection_state)
 
     def member_added(self, local_channel: LocalChannel, user: str, info: bytes) -> None:
         self._post(local_channel, frames.member_added(local_channel.channel, user, info))
@@ -374,11 +371,11 @@ class Hub:
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         self.users.watchlists.user_state(app_id, user_id, online)
 
-    def admitted(self, ticket: Ticket) -> None:
-        self.admission.admitted(ticket)
+    def admitted(self, join: QueuedJoin) -> None:
+        self.admission.admitted(join)
 
-    def turned_away(self, ticket: Ticket, code: int) -> None:
-        self.admission.turned_away(ticket, code)
+    def turned_away(self, join: QueuedJoin, code: int) -> None:
+        self.admission.turned_away(join, code)
 
     @staticmethod
     def _success(local_channel: LocalChannel, epoch: str | None = None, offset: int | None = None) -> bytes:

@@ -42,7 +42,7 @@ _MAX_UNSTORED_BYTES: Final = 256 * 1024
 
 
 class Wants(NamedTuple):
-    """What a subscribe asks for besides the channel: earlier messages, and offsets in its frames (`Ticket.wants`)."""
+    """What a subscribe asks for besides the channel: earlier messages, and offsets in its frames (`Join.wants`)."""
 
     rewind: Rewind | None
     recovers: bool

@@ -33,7 +33,8 @@ from redpoll.worker.replay.shared_pages import SharedPages, log_failure
 from redpoll.worker.replay.waiting import WaitingReplays
 
 if TYPE_CHECKING:
-    from redpoll.cluster.membership.local_channel import LocalChannel, Ticket
+    from redpoll.cluster.membership.join import Join
+    from redpoll.cluster.membership.local_channel import LocalChannel
     from redpoll.worker.hub.channel import Channel
     from redpoll.worker.hub.connection import Connection
     from redpoll.worker.replay.user_resume import UserResume
@@ -75,15 +76,15 @@ class Replayer:
     # -- how a replay begins -------------------------------------------------------------------------------
 
     def attach(
-        self, local_channel: LocalChannel, ticket: Ticket, cached: bytes | None, total: int | None, success: bytes
+        self, local_channel: LocalChannel, join: Join, cached: bytes | None, total: int | None, success: bytes
     ) -> None:
         """Answer a subscriber of a channel with history, or one that asked for earlier messages.
 
         It is among the live subscribers afterwards, or has a replay. `success` is the frame for connections that don't
         recover; `cached` and `total` as in `Hub.joined`.
         """
-        connection: Connection = ticket.owner
-        rewind, recovers = ticket.wants or _NOTHING
+        connection: Connection = join.owner
+        rewind, recovers = join.wants or _NOTHING
         # A client that names an offset can handle offsets, whatever else it says.
         continues = rewind is not None and rewind.epoch is not None
         kind = Kind.CONTINUING if continues else Kind.RECOVERING if recovers else Kind.STOCK

@@ -1,0 +1,63 @@
+"""Lets channels take over what their app's record says while they are held."""
+
+from typing import Final
+
+from redpoll.cluster.directory import Directory
+from redpoll.cluster.membership.counts import Counts
+from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.loop.slices import Cursor, Slices
+from redpoll.protocol.apps import App
+
+__all__ = ["Following"]
+
+# The parts of a record that channels follow. Other parts change often (console_until).
+_FOLLOWED: Final = ("history", "hooks", "max_history_channels", "max_presence_members", "subscription_count")
+# Channels that follow a changed record in one step.
+_MAX_FOLLOWING: Final = 100
+
+
+class Following:
+    """Channels that are opened meanwhile follow the new record at their first join."""
+
+    def __init__(self, channels: LocalChannels, counts: Counts, directory: Directory) -> None:
+        self.slices = Slices(self._step)
+        self._channels = channels
+        self._counts = counts
+        self._directory = directory
+        # By app: the channels that are yet to follow its changed record.
+        self._walks: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
+
+    def changed(self, old: App, new: App) -> None:
+        """An app's record changed: its channels follow, slice by slice."""
+        if any(getattr(old, name) != getattr(new, name) for name in _FOLLOWED):
+            self._walks[new.id] = (new, Cursor(self._channels.slice_by_slice()))
+            self.slices.start()
+
+    def stop(self, app_id: str) -> None:
+        """The app is gone."""
+        self._walks.pop(app_id, None)
+
+    def close(self) -> None:
+        self._walks.clear()
+
+    def apply_record(self, local_channel: LocalChannel) -> None:
+        """Applies the present record to a channel, if it is known."""
+        app = self._directory.by_id.get(local_channel.app_id)
+        if app is not None:
+            local_channel.apply_settings(app)
+
+    def _step(self) -> bool:
+        # False: all channels follow the records of their apps.
+        if not self._walks:
+            return False
+        app_id, (app, cursor) = next(iter(self._walks.items()))
+        for local_channel in cursor.next(_MAX_FOLLOWING):
+            if local_channel.app_id == app_id and not local_channel.dropped:
+                if local_channel.apply_settings(app):
+                    self._counts.make_due(local_channel)
+                elif local_channel.needs_position:
+                    self._channels.mark_dirty(local_channel)
+        if cursor.done:
+            del self._walks[app_id]
+        return bool(self._walks)
