@@ -159,7 +159,7 @@ class Targets:
             def closed(self, code: int, reason: str) -> None:
                 self.reported.append(("closed", code, reason))
 
-        self.engine, self.frame, self.flusher_type, self.listener_type = _engine, _frame, Flusher, MembershipEvents
+        self.http, self.frame, self.flusher_type, self.listener_type = _http, _frame, Flusher, MembershipEvents
         self.reference = load_reference()
         http = HttpTargets()
         self.by_byte: list[Callable[[bytes], None]] = [self.frames] * 6 + [self.heads, self.envelopes]
@@ -218,14 +218,14 @@ class Targets:
         except ValueError:
             expected = None
         try:
-            head = self.engine.parse_head(data)
+            head = self.http.parse_head(data)
         except ValueError:
             if expected is not None:
                 raise Difference(f"the head {data!r} was refused") from None
             return
         if (head.method, head.target, head.version, head.headers) != expected:
             raise Difference(f"{head} is not {expected}")
-        self.engine.upgrade_fault(head)
+        self.http.upgrade_fault(head)
 
     def envelopes(self, data: bytes) -> None:
         try:
