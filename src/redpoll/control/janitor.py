@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import hiredis
 import structlog
@@ -19,11 +19,12 @@ from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.control.http.response import dateline
 from redpoll.control.observe.health import Health
+from redpoll.control.records.loaded_records import LoadedRecords
 from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol.apps import App
 from redpoll.store.errors import reason_of
 
-__all__ = ["AppRecords", "Janitor"]
+__all__ = ["Janitor", "LoadedRecords"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,15 +40,6 @@ def _nothing() -> None:
     pass
 
 
-class AppRecords(Protocol):
-    """The part of control.records.Records that the janitor uses."""
-
-    apps: dict[str, App]
-    directory: DirectoryVersion
-
-    async def sync(self) -> bool: ...
-
-
 class Janitor:
     """Runs once a second: compares the directory (`writer`) with `records`.
 
@@ -59,7 +51,7 @@ class Janitor:
         self,
         link: Link,
         writer: DirectoryWriter,
-        records: AppRecords,
+        records: LoadedRecords,
         health: Health,
         *,
         leader: Callable[[], str | None] = lambda: "",

@@ -129,7 +129,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             charts=charts,
         )
         inbox.pass_to(plane.receive)
-        plane.loop.add_signal_handler(signal.SIGTERM, plane.stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, plane.stop)
 
         def restore(file: Path) -> None:
             restored.append(file)

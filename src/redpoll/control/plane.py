@@ -113,13 +113,11 @@ class ControlPlane:
         body_timeout_s: float = 15.0,
     ) -> None:
         settings, store = start.settings, accounts.store
-        self.loop = asyncio.get_running_loop()
         self.finished = asyncio.Event()
         self.live_settings = LiveSettings(settings, tell)
         self._webhooks = webhooks
         self._life = Life()
         self.link = link = open_link(start.redis_url)
-        link.on_up, link.on_down, link.on_push = self._link_up, self._link_down, self._push_received
         keys = Keys(settings.redis_prefix, sharded=link.sharded, shard_key=shard_key)
         self.view = NodesView(start.run)
         self._redis_check = RedisCheck(link, keys, tell)
@@ -143,6 +141,7 @@ class ControlPlane:
         self.entrance = self._entrance(start, listener, records, body_timeout_s)
         self.store_sync = StoreSync(link, keys, records, store, self.dashboard.check_sessions)
         self.janitor = self._janitor(DirectoryWriter(link, keys), records)
+        # Late, as `on_put` and `on_change` below: records are loaded before the parts that hear of their changes.
         records.on_rewound = lambda version: tell(DirectoryVersion(version))
         tracer, spans = self.observation.tracer, self.observation.spans
         self.leadership = Leadership(
@@ -218,6 +217,10 @@ class ControlPlane:
         )
 
     def _front(self, settings: Settings, records: Records, api: Api) -> Front:
+        debugging = Debugging(self.cluster.link, self.cluster.keys, settings.node_name, "control")
+        for app in records.apps.values():
+            debugging.app_changed(app.id, app)
+        records.on_put = debugging.app_changed
         front = Front(
             self.routes,
             records,
@@ -226,19 +229,16 @@ class ControlPlane:
             failures=self.auth_failures,
             tracer=self.observation.tracer,
             path_prefix=settings.path_prefix,
+            fault_page=self.dashboard.fault,
+            debugging=debugging,
         )
-        front.fault_page = self.dashboard.fault
-        front.debugging = debugging = Debugging(self.cluster.link, self.cluster.keys, settings.node_name, "control")
-        for app in records.apps.values():
-            debugging.app_changed(app.id, app)
-        records.on_put = debugging.app_changed
+        # Late: the routes lead to the API, and the front needs the routes.
         api.conclude = front.conclude
         return front
 
     def _entrance(self, start: Start, listener: socket.socket, records: Records, body_timeout_s: float) -> Entrance:
         publisher, tracer = self.publishing.publisher, self.observation.tracer
-        fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
-        self.link.on_handed_out = fast.finish
+        self.fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
         port = ControlPort(
             self.front.received,
             self.front.error_page,
@@ -246,7 +246,7 @@ class ControlPlane:
             body_timeout_s=body_timeout_s,
             trusted=TrustedProxies(start.settings.trusted_proxies),
         )
-        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, fast.take))
+        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, self.fast.take))
 
     def _janitor(self, writer: DirectoryWriter, records: Records) -> Janitor:
         janitor = Janitor(
@@ -280,9 +280,14 @@ class ControlPlane:
 
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
-        self.loop.set_exception_handler(self.counters.loop_exception)
+        asyncio.get_running_loop().set_exception_handler(self.counters.loop_exception)
         self._webhooks.prepare()
-        self.link.start()
+        self.link.start(
+            on_push=self._push_received,
+            on_up=self._link_up,
+            on_down=self._link_down,
+            on_handed_out=self.fast.finish,
+        )
         self.janitor.start()
         self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)
         self.publishing.start()

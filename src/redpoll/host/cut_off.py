@@ -13,12 +13,13 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.host.child import Child
+from redpoll.host.heartbeat import Heartbeat
 from redpoll.ipc.messages import EndService, ReturnToService, TellReach
 
 __all__ = ["CutOffWorkers", "Service"]
@@ -52,13 +53,6 @@ class Service(Enum):
     """It is subscribed again. It admits clients when all nodes know that publishes must wait for it."""
 
 
-class _Heartbeat(Protocol):
-    @property
-    def answered_s_ago(self) -> float: ...
-    @property
-    def connects(self) -> int: ...
-
-
 class _Worker:
     """What is known about the process that runs in `child`. `reach` is None until it says so, also after Redis came
     back."""
@@ -82,7 +76,7 @@ class CutOffWorkers:
     """Decides which of the `workers` are in service. `changed()` is called when `without_clients` or `numbers` have
     changed. Create it and call `start` inside the running loop."""
 
-    def __init__(self, workers: Sequence[Child], heartbeat: _Heartbeat, changed: Callable[[], None]) -> None:
+    def __init__(self, workers: Sequence[Child], heartbeat: Heartbeat, changed: Callable[[], None]) -> None:
         self._workers = [_Worker(child) for child in workers]
         self._heartbeat = heartbeat
         self._changed = changed

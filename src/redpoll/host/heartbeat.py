@@ -97,8 +97,6 @@ class Heartbeat:
         self._outdone_at: float | None = None
         # How many of the next heartbeats come soon.
         self._quick = 0
-        self._link.on_up = self._connected
-        self._link.on_push = self._news_received
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -113,7 +111,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Starts to connect to Redis."""
-        self._link.start()
+        self._link.start(on_up=self._connected, on_push=self._news_received)
         self._task = asyncio.get_running_loop().create_task(self._run_forever(), name="heartbeat")
 
     def know_store(self, store: str, term: int) -> None:

@@ -25,6 +25,7 @@ class WritableSignal:
 
     def __init__(self, flusher: Flusher) -> None:
         flusher.writable_below_bytes = WRITABLE_BELOW_BYTES
+        # Late: the flusher of a worker is made before all that needs it.
         flusher.on_writable = self._now_writable
         self._waiting: dict[Sink, list[Callable[[], None]]] = {}
 

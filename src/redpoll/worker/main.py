@@ -28,6 +28,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Answerers
 from redpoll.cluster.traces import TraceWriter
+from redpoll.config.settings import Settings
 from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.messages import (
     TO_WORKER,
@@ -108,7 +109,7 @@ class Worker:
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
         self._has_shard_key = asyncio.Event()
         self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
-        self.janitor = Janitor(settings, lambda: self.statistics.write(), self.backpressure, self._on_tick)
+        self.janitor = self._create_janitor(settings)
         self._drain = Drain(self.hub.everyone, self.janitor.spawn)
         self.directory = Directory(self.link, keys, on_change=lambda *change: self._app_changes.changed(*change))
         self.directory.require(None)
@@ -128,8 +129,11 @@ class Worker:
         )
         self.tracing = self._open_tracing(keys)
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
-        resume = UserResume(self.registry, self.link, keys, self.janitor)
+        # A circle: the replayer asks it whether a user returned, and it has what was missed replayed.
+        replay_missed = lambda *missed: self.hub.replayer.replay_missed(*missed)  # noqa: E731
+        resume = UserResume(self.registry, self.link, keys, self.janitor, replay_missed)
         debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")
+        # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
         answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.w)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
@@ -144,8 +148,6 @@ class Worker:
             lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
             _max_connections(),
         )
-        self.janitor.head_late = self.gate.head_late
-        self.janitor.http_late = self.gate.http.late
         self.listeners = Listeners(start, self.gate)
         self.statistics = Statistics(
             self.link, Stats(self.link, keys), self.registry, self.gate, self.listeners, self.backpressure
@@ -155,6 +157,17 @@ class Worker:
     def port(self) -> int:
         """The public port as bound."""
         return self.listeners.port
+
+    def _create_janitor(self, settings: Settings) -> Janitor:
+        # A circle: the gate gives deadlines to the janitor, which tells it what is late.
+        return Janitor(
+            settings,
+            lambda: self.statistics.write(),
+            self.backpressure,
+            self._on_tick,
+            head_late=lambda connection: self.gate.head_late(connection),
+            http_late=lambda connection: self.gate.http.late(connection),
+        )
 
     def _open_tracing(self, keys: Keys) -> Tracing:
         start = self.start_message

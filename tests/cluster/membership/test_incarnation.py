@@ -32,8 +32,7 @@ def make(link, keys, seen):
             seen["fenced"] += 1
 
         timings = Timings(**({"beat_s": 0.02, "unanswered_s": 60} | times))
-        incarnation = Incarnation(link, keys, "0123456789ab", 3, Versions(seen), timings)
-        incarnation.on_fenced = fenced
+        incarnation = Incarnation(link, keys, "0123456789ab", 3, Versions(seen), timings, fenced)
         incarnations.append(incarnation)
         return incarnation
 

@@ -24,8 +24,7 @@ class Worker:
         self.refused = []
         self.now = 0.0
         events = SimpleNamespace(opened=lambda _: None, dropped=lambda _: None, still_waiting=list, refused=self.refuse)
-        self.channels = LocalChannels(Keys(), events)
-        self.channels.on_dirty = self.note
+        self.channels = LocalChannels(Keys(), events, self.note)
         self.directory = SimpleNamespace(by_id={})
         self.joins = JoinQueue(self.channels, self.directory, events, Timings(), lambda: self.now)
 

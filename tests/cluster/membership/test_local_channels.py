@@ -30,7 +30,7 @@ def events():
 
 @pytest.fixture
 def channels(keys, events):
-    return LocalChannels(keys, events)
+    return LocalChannels(keys, events, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ class Plane:
         self.webhooks = Webhooks(store, self.records, Settings())
         self.accounts = Accounts(store, passwords=Passwords(CHEAP))
         self.link = Link(redis_url)
-        self.sync = RecordSync(self.link, Keys(), self.records, store.name)
-        self.link.on_up, self.link.on_push = self.sync.link_up, self.sync.received
+        self.synced = asyncio.Event()
+        self.sync = RecordSync(self.link, Keys(), self.records, store.name, self.synced.set)
         store.on_version = self.sync.committed
 
 
@@ -40,7 +40,7 @@ async def running(url: str, redis_url: str):
     plane = Plane(await Store.open(url), redis_url)
     await plane.records.load()
     await plane.webhooks.load()
-    plane.link.start()
+    plane.link.start(on_up=plane.sync.link_up, on_push=plane.sync.received)
     plane.sync.start()
     try:
         yield plane
@@ -151,12 +151,11 @@ async def test_last_two_admins_cant_remove_each_other(planes):
 
 async def test_logged_out_user_is_logged_out_everywhere_and_the_others_hear_of_it(only_messages, planes, wait_until):
     one, other = planes
-    heard = asyncio.Event()
     await one.accounts.first_admin("a long password")
     plain = await one.accounts.log_in("admin", "a long password")
     session = await other.accounts.session(plain)
     await wait_until(lambda: other.records.known == one.records.known)
-    other.sync.on_synced = heard.set
+    other.synced.clear()
     await one.accounts.log_out(session)
     assert await other.accounts.session(plain) is None
-    await asyncio.wait_for(heard.wait(), 60)
+    await asyncio.wait_for(other.synced.wait(), 60)

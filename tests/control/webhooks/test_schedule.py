@@ -24,7 +24,8 @@ class World:
         self.store, self.records, self.clock = store, records, clock
         # Tests count the attempts at receivers that hang. None may end because the machine is slow.
         self.sender = Sender(allow_http=True, allow_addresses=("127.0.0.0/8",), timeout_s=600.0)
-        self.endpoints = Endpoints(store, records, lambda: self.sender, clock)
+        self.endpoints = Endpoints(store, records, lambda: self.sender, clock, self.changed)
+        self.schedule = None
         self.count = 0
         self.running = None
 
@@ -32,8 +33,11 @@ class World:
         self.schedule = Schedule(
             self.store, self.endpoints, self.sender, RETRIES, self.signing_key, self.clock, self.clock.steady
         )
-        self.endpoints.on_change = lambda endpoint: self.schedule.endpoint_changed(endpoint.id)
         self.running = asyncio.create_task(self.schedule.run())
+
+    def changed(self, endpoint):
+        if self.schedule is not None:
+            self.schedule.endpoint_changed(endpoint.id)
 
     def signing_key(self, app_id):
         return self.records.apps[app_id].signing_key()

@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 from edge import Edge, first_frame, until_end, upgrade
 from redpoll._sockets import Poller
 from redpoll.http.messages import SECURE
+from redpoll.worker.ingress import gate as gate_module
 from redpoll.worker.ingress import listeners
-from redpoll.worker.ingress.listeners import Introduced
+from redpoll.worker.ingress.client_connection import ProxiedPeer
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"
@@ -171,7 +172,7 @@ def descriptors() -> int:
 
 def alive() -> int:
     gc.collect()
-    return sum(isinstance(item, Introduced) for item in gc.get_objects())
+    return sum(isinstance(item, ProxiedPeer) for item in gc.get_objects())
 
 
 class TestUnfinishedHandshakes:
@@ -229,7 +230,7 @@ class TestUnfinishedHandshakes:
         # The oldest gave way, some at a time.
         await wait_until(lambda: all(reader.at_eof() for reader, _ in waiting[:12]))
         await wait_until(lambda: edge.listeners.entering + sum(reader.at_eof() for reader, _ in waiting) == 60)
-        assert gate.entering == edge.listeners.entering == len(gate.strangers) <= 48
+        assert gate._entering == edge.listeners.entering == len(gate.strangers) <= 48
         assert not waiting[-1][0].at_eof()
         for _, writer in waiting:
             writer.transport.abort()
@@ -259,7 +260,8 @@ class TestUnfinishedHandshakes:
     ):
         """A worker stands still for as long as the system takes the memory."""
         given = []
-        monkeypatch.setattr(listeners, "give_memory_back", lambda: given.append(edge.worker.gate.connections))
+        for module in (listeners, gate_module):
+            monkeypatch.setattr(module, "give_memory_back", lambda: given.append(edge.worker.gate.connections))
         monkeypatch.setattr(listeners, "_TIDY_EVERY_S", 3600.0)
         edge = await edges()
         waiting = [await asyncio.open_connection("127.0.0.1", edge.listeners.port) for _ in range(300)]
@@ -333,7 +335,7 @@ async def test_a_socket_that_cannot_be_watched_holds_nothing_and_accepting_resum
         assert await until_end(reader) == b""
         monkeypatch.setattr(listeners, "_poller", poller)
         writer.close()
-    assert worker.gate.entering == listeners.entering == len(worker.gate.strangers) == 0
+    assert worker.gate._entering == listeners.entering == len(worker.gate.strangers) == 0
     assert worker.statistics.loop_exceptions_total == 0
     assert [line["event"] for line in logged] == ["can't accept"]
     _, writer = await edge.connect(tls=tls)

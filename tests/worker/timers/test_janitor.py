@@ -90,7 +90,7 @@ async def test_a_connection_that_has_just_ended_may_be_late(bench):
 async def test_a_deadline_that_fails_stops_no_other(bench, monkeypatch):
     worker = await bench.start()
     failed = []
-    carried_out = worker.janitor.head_late
+    carried_out = worker.gate.head_late
 
     def late(connection):
         if not failed:
@@ -98,7 +98,7 @@ async def test_a_deadline_that_fails_stops_no_other(bench, monkeypatch):
             raise RuntimeError("on purpose")
         carried_out(connection)
 
-    monkeypatch.setattr(worker.janitor, "head_late", late)
+    monkeypatch.setattr(worker.gate, "head_late", late)
     pairs = await _two_with_a_late_head(bench, worker)
     _, reader, _ = pairs[1]
     assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 408 ")

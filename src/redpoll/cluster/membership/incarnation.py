@@ -34,16 +34,25 @@ class Incarnation:
     """`w` (`name` as bytes) and `gens`, by shard, are what the scripts need. Call `register` on every new connection
     and after `take_next_name`, and `register_in` when shards of a Cluster are back.
 
-    `on_fenced()` is called when a beat finds that this W was given up; reconnect.py sets it. Every beat also brings the
-    version of the directory, which goes to `directory`. `answered_at` is when Redis last answered one.
+    `on_fenced()` is called when a beat finds that this W was given up. Every beat also brings the version of the
+    directory, which goes to `directory`. `answered_at` is when Redis last answered one.
     """
 
-    def __init__(self, link: Link, keys: Keys, run: str, k: int, directory: Directory, timings: Timings) -> None:
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        run: str,
+        k: int,
+        directory: Directory,
+        timings: Timings,
+        on_fenced: Callable[[], None] = _ignore,
+    ) -> None:
         self.n = 0
         self.gens = [0] * SHARDS
         self.answered_at = float("-inf")
         self.errors = 0
-        self.on_fenced: Callable[[], None] = _ignore
+        self._on_fenced = on_fenced
         self._link = link
         self._keys = keys
         self._run = run
@@ -184,7 +193,7 @@ class Incarnation:
                     if reply[0] == OK:
                         self._beat_answered(reply)
                     elif w == self.w and self._registered:
-                        self.on_fenced()
+                        self._on_fenced()
 
             self._link.run(BEAT, self._beat_keys(), (w, 0), done)
 

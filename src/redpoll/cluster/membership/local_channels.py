@@ -16,33 +16,28 @@ __all__ = ["LocalChannels"]
 _KINDS: Final = {Kind.PRESENCE: PRESENCE, Kind.USER: TOPIC}
 
 
-def _ignore(local_channel: LocalChannel) -> None:
-    pass
-
-
 class LocalChannels:
     """`by_name` has every channel and pseudo-channel, by app id and name. `by_topic` has those with a topic; only these
     are reported to `events`, because pseudo-channels have no subscribers.
 
-    `on_dirty(local_channel)` is called when something about a channel changed that Redis may have to know. sync.py
-    sets it.
+    `on_dirty(local_channel)` is called when something about a channel changed that Redis may have to know.
     """
 
-    def __init__(self, keys: Keys, events: MembershipEvents) -> None:
+    def __init__(self, keys: Keys, events: MembershipEvents, on_dirty: Callable[[LocalChannel], None]) -> None:
         # Each envelope looks into `by_topic`, so it is a plain dict. If both were, both would grow in the same pass.
         self.by_name: PartedDict[tuple[str, str], LocalChannel] = PartedDict()
         self.by_topic: dict[bytes, LocalChannel] = {}
         # Sums over the channels of `by_topic`: those with a subscriber, and their subscribers.
         self.occupied = 0
         self.subscriptions = 0
-        self.on_dirty: Callable[[LocalChannel], None] = _ignore
+        self._on_dirty = on_dirty
         self._keys = keys
         self._events = events
         self._emptied = asyncio.Event()
 
     def mark_dirty(self, local_channel: LocalChannel) -> None:
         """Something about this channel changed: it is written to Redis in this tick, or after the call in flight."""
-        self.on_dirty(local_channel)
+        self._on_dirty(local_channel)
 
     def attached_changed(self, local_channel: LocalChannel, before: int) -> None:
         """Sockets were attached or detached; `before` is how many were attached."""

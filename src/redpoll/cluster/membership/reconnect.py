@@ -36,7 +36,7 @@ _SCAN_COUNT: Final = 200
 
 
 class Reconnect:
-    """Takes over the callbacks of the link (up, down), of the incarnation (fenced) and of the sync (fenced, stopped).
+    """The link calls `connected` and `down`, the incarnation `fence`, the sync `fence` and `stopped`.
 
     `follow(local_channel)` applies the app's record to a channel, if the record is known. `fenced` counts how often
     our name was given up.
@@ -73,11 +73,6 @@ class Reconnect:
         # Channels whose users are being read, or were when the connection broke.
         self._scanned: set[LocalChannel] = set()
         self._was_registered = asyncio.Event()
-        link.on_up = self._connected
-        link.on_down = self._down
-        incarnation.on_fenced = self._fence
-        sync.on_fenced = self._fence
-        sync.on_stopped = self._stopped
 
     @property
     def was_registered(self) -> bool:
@@ -93,14 +88,16 @@ class Reconnect:
             if task is not None:
                 task.cancel()
 
-    def _connected(self) -> None:
+    def connected(self) -> None:
+        """There is a connection: registers this worker."""
         self._canary.connected()
         self._up()
 
     def _up(self) -> None:
         self._registration = asyncio.get_running_loop().create_task(self._register(), name="register worker")
 
-    def _down(self, reason: str) -> None:
+    def down(self, reason: str) -> None:
+        """The connection is lost, or that to some masters of a Cluster."""
         kept = self._link.kept_shards
         if kept and self._connection.sending:
             self._lose(ALL_SHARDS - kept - self._connection.lost)
@@ -138,8 +135,8 @@ class Reconnect:
         self._sync.forget(local_channel)
         local_channel.renamed()
 
-    def _fence(self) -> None:
-        # Redis refuses calls under our name.
+    def fence(self) -> None:
+        """Redis refuses calls under our name: the next one is taken."""
         if not self._connection.sending:
             return
         self.fenced += 1
@@ -153,10 +150,10 @@ class Reconnect:
         self._connection.change(ConnectionState.FENCED)
         self._sync.stop()
         if self._sync.in_flight == 0:
-            self._stopped()
+            self.stopped()
 
-    def _stopped(self) -> None:
-        # The last call was answered. Only now the next name is taken, so that no reply is misread.
+    def stopped(self) -> None:
+        """The last call was answered. Only now the next name is taken, so that no reply is misread."""
         if self._connection.state is ConnectionState.FENCED and self._registration is None:
             self._up()
 
@@ -170,7 +167,7 @@ class Reconnect:
                 held = await self._incarnation.register_in(shards)
                 if held is None:
                     self._registration = None
-                    self._fence()
+                    self.fence()
                     return
             else:
                 if self._connection.state is ConnectionState.FENCED:

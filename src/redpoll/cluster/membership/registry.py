@@ -54,7 +54,7 @@ def _ignore(message: Any) -> None:
 
 
 class Registry:
-    """One per worker. Takes over the link's callbacks.
+    """One per worker. Starts the link, and has its callbacks.
 
     `answerers` gets the messages on the topic `sys`; this class adds the directory's. `debounce_s` is as in `Sync`.
     `on_deaf(broken)` is called with True when Redis delivers no messages, and with False when it does again;
@@ -99,9 +99,10 @@ class Registry:
         self.history = History(link, keys)
         self.canary = Canary(link, keys, run, k, timings.canary_s, messages_stopped)
         connection = self._connection = Connection(self._reach_changed)
-        channels = self._channels = LocalChannels(keys, events)
+        # A circle: Sync needs the channels, which tell it what changed. The other one is that of `_fence`.
+        channels = self._channels = LocalChannels(keys, events, lambda changed: self._sync.mark_dirty(changed))
         self._by_topic = channels.by_topic
-        incarnation = self._incarnation = Incarnation(link, keys, run, k, directory, timings)
+        incarnation = self._incarnation = Incarnation(link, keys, run, k, directory, timings, self._fence)
         counts = self._counts = Counts(channels, events)
         self._following = Following(channels, counts, directory)
         catchup = self._catchup = Catchup(self.history, events, timings)
@@ -111,22 +112,31 @@ class Registry:
         self.connection_limit = ConnectionLimit(link, keys, channels, incarnation, events, timings)
         joins = self.joins = JoinQueue(channels, directory, events, timings, link.clock)
         replies = Replies(events, joins, channels, rosters, counts, catchup, self.connection_limit)
-        sync = self._sync = Sync(
-            link, keys, incarnation, connection, channels, joins, replies, catchup, timings, debounce_s=debounce_s
-        )
+        sync = self._sync = self._create_sync(link, keys, replies, catchup, debounce_s)
+        follow = self._following.apply_record
         self._reconnect = Reconnect(
+            link, keys, connection, incarnation, channels, sync, catchup, self.online, self.canary, follow
+        )
+
+    def _create_sync(self, link: Link, keys: Keys, replies: Replies, catchup: Catchup, debounce_s: float) -> Sync:
+        return Sync(
             link,
             keys,
-            connection,
-            incarnation,
-            channels,
-            sync,
+            self._incarnation,
+            self._connection,
+            self._channels,
+            self.joins,
+            replies,
             catchup,
-            self.online,
-            self.canary,
-            self._following.apply_record,
+            self._timings,
+            on_fenced=self._fence,
+            on_stopped=lambda: self._reconnect.stopped(),
+            debounce_s=debounce_s,
         )
-        link.on_push = self.push
+
+    def _fence(self) -> None:
+        # Reconnect needs the incarnation and Sync, which find that this worker is fenced.
+        self._reconnect.fence()
 
     @property
     def w(self) -> str:
@@ -210,10 +220,11 @@ class Registry:
     async def start(self) -> None:
         """Connects; returns when Redis knows this worker, however long that takes. The directory may not be complete
         yet: see `ready`."""
-        self._link.start()
+        reconnect = self._reconnect
+        self._link.start(on_push=self.push, on_up=reconnect.connected, on_down=reconnect.down)
         self._incarnation.start()
         self.joins.start()
-        await self._reconnect.wait_registered()
+        await reconnect.wait_registered()
 
     async def finish(self, timeout_s: float = 5.0) -> bool:
         """The clean end, after the hub has closed every socket: waits until Redis knows, and removes this worker from

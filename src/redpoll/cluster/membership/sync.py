@@ -63,16 +63,11 @@ _DROPPED: Final = Stage.DROPPED
 _WITHDRAWN: Final = JoinState.WITHDRAWN
 
 
-def _ignore() -> None:
-    pass
-
-
 class Sync:
-    """Takes over `channels.on_dirty`. On a new connection nothing is sent before `assert_held`. From then on changes go
-    out, new joins first, and what is held is repeated in between. The same holds for single shards of a Cluster.
+    """On a new connection nothing is sent before `assert_held`. From then on changes go out, new joins first, and what
+    is held is repeated in between. The same holds for single shards of a Cluster.
 
-    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered. Both
-    are set by reconnect.py, which needs this class first.
+    `on_fenced()`: Redis refuses calls under our name. `on_stopped()`: after `stop`, the last call was answered.
 
     `debounce_s`: webhook rows for leaves are held back for so long, and not written if the channel or member returns.
     `unhooked` counts webhook rows that were not written because too many are unread. `errors` counts errors that Redis
@@ -91,18 +86,20 @@ class Sync:
         catchup: Catchup,
         timings: Timings,
         *,
+        on_fenced: Callable[[], None],
+        on_stopped: Callable[[], None],
         debounce_s: float = 3.0,
     ) -> None:
         self.errors = 0
         self.unhooked = 0
         self.in_flight = 0
         self.ending = False
-        self.on_fenced: Callable[[], None] = _ignore
-        self.on_stopped: Callable[[], None] = _ignore
         self.agenda = Agenda()
         self.slices = Slices(self._step, after=link.flush)
         # Plain channels of which only the number of sockets changed.
         self.counts = CountDelay(self.mark_dirty)
+        self._on_fenced = on_fenced
+        self._on_stopped = on_stopped
         self._link = link
         self._keys = keys
         self._incarnation = incarnation
@@ -122,9 +119,6 @@ class Sync:
         self._unsubscribing: Queue[bytes] = Queue()
         # Calls in flight that no client waits for.
         self._background = 0
-        # The channels and all their users have one way to say that something changed; it needs this class, which needs
-        # most of them.
-        channels.on_dirty = self.mark_dirty
 
     def mark_dirty(self, local_channel: LocalChannel) -> None:
         """Something changed: written to Redis in one of the next writes, or when the call in flight is answered."""
@@ -356,7 +350,7 @@ class Sync:
                 if isinstance(outcome, hiredis.ReplyError):
                     self._retry(local_channel, outcome)
                 elif not isinstance(outcome, LinkDown):
-                    self.on_fenced()
+                    self._on_fenced()
             for join in call.joins:
                 if join.state is _WITHDRAWN:
                     self._joins.withdrawn_answered(join)
@@ -399,7 +393,7 @@ class Sync:
         if self.agenda.due:
             self.slices.start()
         if not self._connection.sending and self.in_flight == 0:
-            self.on_stopped()
+            self._on_stopped()
 
     def _retry(self, local_channel: LocalChannel, error: Exception) -> None:
         # The same absolute call again, later. Only its channel waits.

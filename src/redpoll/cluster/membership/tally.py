@@ -6,14 +6,10 @@ when it may be. A tally remembers that, and the count that all subscribers of th
 loop.
 """
 
+from asyncio import TimerHandle
 from collections.abc import Callable
-from typing import Protocol
 
 __all__ = ["Tally"]
-
-
-class _Timer(Protocol):
-    def cancel(self) -> None: ...
 
 
 class Tally:
@@ -25,14 +21,14 @@ class Tally:
     def __init__(self) -> None:
         self.sent: int | None = None
         self.due = False
-        self._timer: _Timer | None = None
+        self._timer: TimerHandle | None = None
 
     @property
     def settled(self) -> bool:
         """This worker has no change left to announce."""
         return not self.due and self._timer is None
 
-    def answered(self, total: int, due_ms: int, later: Callable[[float], _Timer]) -> bool:
+    def answered(self, total: int, due_ms: int, later: Callable[[float], TimerHandle]) -> bool:
         """Takes the reply of a call: the count, and in how many ms it may be announced (0: it was). `later(delay_s)`
         starts the timer that calls `make_due`. True: the subscribers must be sent the count."""
         if due_ms:

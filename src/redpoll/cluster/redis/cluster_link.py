@@ -295,11 +295,12 @@ class ClusterLink(Link):
             await self._close_link(address)
         for address in set(masters) - set(self._links):
             link = self._links[address] = Link(self._map.url_of(address), clock=self.clock, sharded=True)
-            link.on_down = partial(self._link_down, address)
-            link.on_moved = partial(self._slot_moved, link)
-            link.on_push = self._pushed
-            link.on_handed_out = self._handed_out
-            link.start()
+            link.start(
+                on_push=self._pushed,
+                on_down=partial(self._link_down, address),
+                on_handed_out=self._handed_out,
+                on_moved=partial(self._slot_moved, link),
+            )
         async with asyncio.timeout(_CONNECTED_WITHIN_S):
             for link in self._links.values():
                 await self._wait_up(link, masters)

@@ -22,7 +22,7 @@ import hiredis
 import structlog
 
 from redpoll.cluster.redis.connection import Done, LinkDown, Publishes, RedisConnection, Topics, settle
-from redpoll.cluster.redis.primary import CHECK, refusal
+from redpoll.cluster.redis.primary import ServerWatch
 from redpoll.cluster.redis.scripts import ALL, Script
 from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config.redis_url import RedisUrl
@@ -37,8 +37,6 @@ Clock = Callable[[], float]
 _FORBIDDEN: Final = ("NOPERM", "ERR unknown command", "ERR unknown subcommand")
 
 _LOOK_EVERY_S: Final = 1.0
-# Redis counts as silent when so many looks in a row found the same question unanswered.
-_SILENT_AFTER_LOOKS: Final = 2
 _MAX_DELAY_WITH_SENTINELS_S: Final = 0.2
 
 _SCAN_COUNT: Final = 1000
@@ -100,9 +98,11 @@ class _Run:
 class Link:
     """The connection and its callbacks.
 
-    `on_push(topic, payload)` is called for each message; it is the hot path. `on_up()` is called when the scripts are
-    loaded and calls can be made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls
-    end with `LinkDown`. `on_handed_out()` is called after each run of replies and messages.
+    Its callbacks are passed to `start`, because those who have them are made with the link. `on_push(topic, payload)`
+    is called for each message; it is the hot path. `on_up()` is called when the scripts are loaded and calls can be
+    made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls end with `LinkDown`.
+    `on_handed_out()` is called after each run of replies and messages. `on_moved(shard)` is called of a link to a
+    master of a cluster that no longer has the slot of this shard.
 
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
@@ -114,9 +114,6 @@ class Link:
         self,
         url: str,
         *,
-        on_push: Callable[[bytes, bytes], None] = _ignore_push,
-        on_up: Callable[[], None] = _nothing,
-        on_down: Callable[[str], None] = _ignore,
         clock: Clock = monotonic,
         sharded: bool = False,
         first_delay_s: float = 0.05,
@@ -126,11 +123,10 @@ class Link:
         self._server = RedisUrl.parse(url)
         self._sentinels = Sentinels(self._server) if self._server.service else None
         self._address = ("", 0)
-        self.on_push = on_push
-        self.on_up = on_up
-        self.on_down = on_down
+        self.on_push: Callable[[bytes, bytes], None] = _ignore_push
+        self.on_up: Callable[[], None] = _nothing
+        self.on_down: Callable[[str], None] = _ignore
         self.on_handed_out: Callable[[], None] = _nothing
-        # Of a link to a master of a cluster: it no longer has the slot of this shard.
         self.on_moved: Callable[[int], None] = _ignore
         self.clock = clock
         self.sharded = sharded
@@ -138,17 +134,12 @@ class Link:
         self.commands = 0
         self.errors = 0
         self.handler_errors = 0
-        self._subscribe = b"SSUBSCRIBE" if sharded else b"SUBSCRIBE"
-        self._unsubscribe = b"SUNSUBSCRIBE" if sharded else b"UNSUBSCRIBE"
         self._first_delay_s = first_delay_s
         # During a fail-over, what is refused is the old master: the new one must not wait for us.
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
         self._connection: RedisConnection | None = None
-        # Why Redis refuses writes; whether it has a question to answer, and how many looks found it unanswered.
-        self._refusal = ""
-        self._asked = False
-        self._looks_unanswered = 0
+        self._server_watch = ServerWatch()
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -180,18 +171,27 @@ class Link:
     def refusal(self) -> str:
         """Why publishes are to be refused at once, because they would not be confirmed; "" if nothing is known against
         them. A ClusterLink refuses those to each master by itself."""
-        if self._refusal:
-            return self._refusal
-        if self._looks_unanswered >= _SILENT_AFTER_LOOKS:
-            return "Redis doesn't answer"
-        return "too much is unanswered by Redis" if self.congested else ""
+        return self._server_watch.refusal or ("too much is unanswered by Redis" if self.congested else "")
 
     def refusal_of(self, name: bytes) -> str:
         """As `refusal`, for publishes to the shard of this key or topic."""
         return self.refusal
 
-    def start(self) -> None:
+    def start(
+        self,
+        *,
+        on_push: Callable[[bytes, bytes], None] | None = None,
+        on_up: Callable[[], None] | None = None,
+        on_down: Callable[[str], None] | None = None,
+        on_handed_out: Callable[[], None] | None = None,
+        on_moved: Callable[[int], None] | None = None,
+    ) -> None:
         """Starts to connect, and never gives up. Needs a running loop."""
+        self.on_push = on_push or self.on_push
+        self.on_up = on_up or self.on_up
+        self.on_down = on_down or self.on_down
+        self.on_handed_out = on_handed_out or self.on_handed_out
+        self.on_moved = on_moved or self.on_moved
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="redis link")
 
@@ -277,7 +277,7 @@ class Link:
 
     def subscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
         """Queues one SUBSCRIBE. `done` gets None when Redis has confirmed all topics, or an error."""
-        self.call(self._subscribe, *topics, done=Topics(self._subscribe.lower(), topics, done))
+        self._change_topics(b"SSUBSCRIBE" if self.sharded else b"SUBSCRIBE", topics, done)
 
     async def subscribers(self, topics: Sequence[bytes]) -> list[int]:
         """How many connections subscribed each topic. Raises hiredis.ReplyError or LinkDown."""
@@ -285,7 +285,10 @@ class Link:
         return [int(count) for count in counts[1::2]]
 
     def unsubscribe(self, topics: Sequence[bytes], done: Done = _ignore) -> None:
-        self.call(self._unsubscribe, *topics, done=Topics(self._unsubscribe.lower(), topics, done))
+        self._change_topics(b"SUNSUBSCRIBE" if self.sharded else b"UNSUBSCRIBE", topics, done)
+
+    def _change_topics(self, command: bytes, topics: Sequence[bytes], done: Done) -> None:
+        self.call(command, *topics, done=Topics(command.lower(), topics, done))
 
     def flush(self) -> None:
         """Writes the queued commands now, where waiting for the end of the tick gains nothing."""
@@ -370,23 +373,7 @@ class Link:
     async def _watch_server(self) -> None:
         """Returns when the connection is down. A server that has become a replica answers READONLY, which ends it."""
         while await self._next_look():
-            if not self._asked:
-                self._asked = True
-                self.call_packed(CHECK, self._checked)
-                continue
-            self._looks_unanswered += 1
-            if self._looks_unanswered == _SILENT_AFTER_LOOKS:
-                log.warning("redis is silent")
-
-    def _checked(self, reply: Any) -> None:
-        if isinstance(reply, LinkDown):
-            return
-        self._asked, self._looks_unanswered = False, 0
-        before, self._refusal = self._refusal, refusal(reply)
-        if self._refusal and not before:
-            log.error("redis refuses writes", reason=self._refusal)
-        elif before and not self._refusal:
-            log.info("redis takes writes again")
+            self._server_watch.look(self.call_packed)
 
     async def _watch_master(self, sentinels: Sentinels) -> None:
         """Returns when the connection is down. Drops it when the Sentinels name another master."""
@@ -438,7 +425,7 @@ class Link:
         if connection is not self._connection:
             return
         self._connection = None
-        self._refusal, self._asked, self._looks_unanswered = "", False, 0
+        self._server_watch.reset()
         self._is_up.clear()
         self._is_down.set()
         if self._task is not None:

@@ -11,17 +11,25 @@ each slot of a cluster. A Redis that is full (`allow-oom`) or can't write its fi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import hiredis
+import structlog
 
-__all__ = ["CHECK", "Checked", "refusal"]
+from redpoll.cluster.redis.connection import Done, LinkDown
+
+__all__ = ["CHECK", "Checked", "ServerWatch", "refusal"]
+
+log = structlog.get_logger(__name__)
 
 _QUESTION: Final[tuple[Any, ...]] = (b"EVAL", b"#!lua flags=allow-oom\nreturn 1", 0)
 CHECK: Final = hiredis.pack_command(_QUESTION)
 """The question in RESP."""
 
 _TOO_FEW_REPLICAS: Final = "NOREPLICAS"
+# Redis counts as silent when this many looks in a row found the same question unanswered.
+_SILENT_AFTER_LOOKS: Final = 2
 
 
 def refusal(reply: Any) -> str:
@@ -46,3 +54,45 @@ class Checked:
 
     def __call__(self, reply: Any) -> None:
         self.publishes(reply if refusal(reply) else 1)
+
+
+class ServerWatch:
+    """Whether the server of one connection takes writes, and answers at all. The link calls `look` once a second, and
+    `reset` when the connection is lost. `ask(question, done)` sends the question."""
+
+    __slots__ = ("_asked", "_looks_unanswered", "_refusal")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known, and no question is unanswered."""
+        self._refusal = ""
+        self._asked = False
+        self._looks_unanswered = 0
+
+    @property
+    def refusal(self) -> str:
+        """Why a publish would not be confirmed; "" if nothing is known against it."""
+        silent = self._looks_unanswered >= _SILENT_AFTER_LOOKS
+        return self._refusal or ("Redis doesn't answer" if silent else "")
+
+    def look(self, ask: Callable[[bytes, Done], None]) -> None:
+        """Asks, or counts that the last question is unanswered."""
+        if not self._asked:
+            self._asked = True
+            ask(CHECK, self._answered)
+            return
+        self._looks_unanswered += 1
+        if self._looks_unanswered == _SILENT_AFTER_LOOKS:
+            log.warning("redis is silent")
+
+    def _answered(self, reply: Any) -> None:
+        if isinstance(reply, LinkDown):
+            return
+        self._asked, self._looks_unanswered = False, 0
+        before, self._refusal = self._refusal, refusal(reply)
+        if self._refusal and not before:
+            log.error("redis refuses writes", reason=self._refusal)
+        elif before and not self._refusal:
+            log.info("redis takes writes again")

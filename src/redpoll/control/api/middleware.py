@@ -52,12 +52,17 @@ class CutOff(Exception):
         self.code, self.text = _BODY_REFUSALS[status]
 
 
+def _no_page(request: Request, error: ApiError, status: int) -> None:
+    return None
+
+
 class Front:
     """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
 
     `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
     `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
-    Unix time, for timestamps of signatures.
+    Unix time, for timestamps of signatures. `fault_page` renders an error as a page of the dashboard; it returns None
+    for requests of the API, which get JSON. `debugging`: None if no app can be debugged.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class Front:
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.time,
         path_prefix: str = "",
+        fault_page: Callable[[Request, ApiError, int], Response | None] = _no_page,
+        debugging: Debugging | None = None,
     ) -> None:
         self._routes = routes
         self._apps = records.apps
@@ -83,10 +90,8 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         # Durations of triggers by app, counted like Route.times.
         self.times_by_app: dict[str, list[int]] = {}
-        # Renders an error as a page of the dashboard; returns None for requests of the API, which get JSON.
-        self.fault_page: Callable[[Request, ApiError, int], Response | None] | None = None
-        # Set while an app may be debugged.
-        self.debugging: Debugging | None = None
+        self._fault_page = fault_page
+        self._debugging = debugging
 
     def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
         """Replaces what a reload may change. A new limit counts from 0."""
@@ -192,8 +197,8 @@ class Front:
             times[slot] += 1
             if self._tracer is not None:
                 self._tracer.ended(request, status, took_s)
-        if self.debugging is not None and self.debugging.any:
-            self.debugging.request(request, response, took_s)
+        if self._debugging is not None and self._debugging.any:
+            self._debugging.request(request, response, took_s)
         request.respond(response)
 
     def count_many(
@@ -231,7 +236,7 @@ class Front:
         return self._fault(request, ApiError("internal", "internal error; search the server's log for this trace id"))
 
     def _fault(self, request: Request, error: ApiError, status: int = 0) -> Response:
-        page = self.fault_page(request, error, status) if self.fault_page is not None else None
+        page = self._fault_page(request, error, status)
         return page or request.error(error, status)
 
     def error_page(self, status: int, code: str, text: str) -> Response:

@@ -104,12 +104,19 @@ class AccessControl:
     """Creates routes for pages. `expired` renders the login page after a session has ended, `offered` a form that was
     sent with an earlier session."""
 
-    def __init__(self, accounts: Accounts, records: Records, pages: Pages) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        records: Records,
+        pages: Pages,
+        expired: Callable[[Request, Form | None], Awaitable[Response]],
+        offered: Callable[[Visit, str, Form], Response],
+    ) -> None:
         self.accounts = accounts
         self.records = records
         self.pages = pages
-        self.expired: Callable[[Request, Form | None], Awaitable[Response]]
-        self.offered: Callable[[Visit, str, Form], Response]
+        self._expired = expired
+        self._offered = offered
         self._notices: dict[str, str] = {}
 
     # -- routes
@@ -155,7 +162,7 @@ class AccessControl:
             shown = _path_of(request.headers.get("HX-Current-URL", ""))
             return Response(204, b"", header_line("HX-Redirect", _login_path(shown)))
         if request.method == "POST":
-            return await self.expired(request, _typed(request))
+            return await self._expired(request, _typed(request))
         return redirect(_login_path(request.target))
 
     def _offer_form(self, request: Request, session: Session) -> Response:
@@ -165,7 +172,7 @@ class AccessControl:
         typed = _typed(request) if is_form else Form()
         if not typed.pairs:
             raise ApiError("forbidden", "This form belongs to an earlier session. Reload the page and send it again.")
-        return self.offered(Visit(self, request, session), request.path, typed)
+        return self._offered(Visit(self, request, session), request.path, typed)
 
     # -- notices
 

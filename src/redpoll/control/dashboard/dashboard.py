@@ -96,7 +96,15 @@ class Dashboard:
         files = StaticFiles()
         self._files = files
         self._pages = Pages(files)
-        self.access = access = AccessControl(accounts, records, self._pages)
+        # A circle: each page needs the access control, which shows pages of the login.
+        self.access = access = AccessControl(
+            accounts,
+            records,
+            self._pages,
+            expired=lambda request, typed: self._login.expired(request, typed),
+            offered=lambda visit, path, typed: self._login.offer_again(visit, path, typed),
+        )
+        self._login = Login(access, accounts, dependencies.data_dir)
         self.sampler = Sampler(
             dependencies.read_workers,
             webhooks.counters,
@@ -113,7 +121,7 @@ class Dashboard:
         connections = ConnectionPages(access, survey, exports)
         self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address)
         self._parts = (
-            Login(access, accounts, dependencies.data_dir),
+            self._login,
             Overview(access, records, self.sampler, webhooks, dependencies.health),
             AppPages(access, records, address),
             KeyPages(access, records),

@@ -47,8 +47,6 @@ class Login:
         self._accounts = accounts
         self._data_dir = data_dir
         self._throttle = throttle or LoginThrottle()
-        access.expired = self.expired
-        access.offered = self.offer_again
 
     def routes(self) -> list[Route]:
         access = self._access

@@ -5,7 +5,7 @@ redpoll/welcome.py has the snippets that are printed on a terminal.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from redpoll.control.http.request import Request
@@ -72,24 +72,7 @@ class Snippet(NamedTuple):
     parts: list[tuple[str, str]]
 
 
-def snippets(app_id: str, key: str, secret: str, at: Address) -> list[Snippet]:
-    """All snippets for an app with this key."""
-    tls = "true" if at.secure else "false"
-    laravel = f"""BROADCAST_CONNECTION=pusher
-PUSHER_APP_ID={app_id}
-PUSHER_APP_KEY={key}
-PUSHER_APP_SECRET={secret}
-PUSHER_HOST={at.host}
-PUSHER_PORT={at.port}
-PUSHER_SCHEME={at.scheme}
-PUSHER_APP_CLUSTER=mt1
-VITE_PUSHER_APP_KEY="${{PUSHER_APP_KEY}}"
-VITE_PUSHER_HOST="${{PUSHER_HOST}}"
-VITE_PUSHER_PORT="${{PUSHER_PORT}}"
-VITE_PUSHER_SCHEME="${{PUSHER_SCHEME}}"
-VITE_PUSHER_APP_CLUSTER="${{PUSHER_APP_CLUSTER}}"
-"""
-    echo = """import Echo from "laravel-echo";
+_ECHO: Final = """import Echo from "laravel-echo";
 import Pusher from "pusher-js";
 window.Pusher = Pusher;
 
@@ -104,19 +87,53 @@ window.Echo = new Echo({
   enabledTransports: ["ws", "wss"],
 });
 """
-    browser = f"""import Pusher from "pusher-js";
+
+
+def snippets(app_id: str, key: str, secret: str, at: Address) -> list[Snippet]:
+    """All snippets for an app with this key."""
+    return [
+        Snippet("laravel", "Laravel", [(".env", _laravel(app_id, key, secret, at)), ("resources/js/echo.js", _ECHO)]),
+        Snippet("browser", "pusher-js", [("npm install pusher-js", _browser(key, at))]),
+        Snippet("node", "Node", [("npm install pusher", _node(app_id, key, secret, at))]),
+        Snippet("python", "Python", [("pip install pusher", _python(app_id, key, secret, at))]),
+        Snippet("curl", "curl", [("", _curl(app_id, key, secret, at))]),
+    ]
+
+
+def _laravel(app_id: str, key: str, secret: str, at: Address) -> str:
+    return f"""BROADCAST_CONNECTION=pusher
+PUSHER_APP_ID={app_id}
+PUSHER_APP_KEY={key}
+PUSHER_APP_SECRET={secret}
+PUSHER_HOST={at.host}
+PUSHER_PORT={at.port}
+PUSHER_SCHEME={at.scheme}
+PUSHER_APP_CLUSTER=mt1
+VITE_PUSHER_APP_KEY="${{PUSHER_APP_KEY}}"
+VITE_PUSHER_HOST="${{PUSHER_HOST}}"
+VITE_PUSHER_PORT="${{PUSHER_PORT}}"
+VITE_PUSHER_SCHEME="${{PUSHER_SCHEME}}"
+VITE_PUSHER_APP_CLUSTER="${{PUSHER_APP_CLUSTER}}"
+"""
+
+
+def _browser(key: str, at: Address) -> str:
+    return f"""import Pusher from "pusher-js";
 
 const pusher = new Pusher("{key}", {{
   cluster: "mt1",
   wsHost: "{at.host}",
   wsPort: {at.port},
   wssPort: {at.port},
-  forceTLS: {tls},
+  forceTLS: {_tls(at)},
   enabledTransports: ["ws", "wss"],
 }});
 pusher.subscribe("news").bind("hello", (data) => console.log(data));
 """
-    node = f"""import Pusher from "pusher";
+
+
+def _node(app_id: str, key: str, secret: str, at: Address) -> str:
+    return f"""import Pusher from "pusher";
 
 const pusher = new Pusher({{
   appId: "{app_id}",
@@ -124,11 +141,14 @@ const pusher = new Pusher({{
   secret: "{secret}",
   host: "{at.host}",
   port: "{at.port}",
-  useTLS: {tls},
+  useTLS: {_tls(at)},
 }});
 await pusher.trigger("news", "hello", {{ text: "Hello from Node" }});
 """
-    python = f"""from pusher import Pusher
+
+
+def _python(app_id: str, key: str, secret: str, at: Address) -> str:
+    return f"""from pusher import Pusher
 
 pusher = Pusher(
     app_id="{app_id}",
@@ -140,16 +160,17 @@ pusher = Pusher(
 )
 pusher.trigger("news", "hello", {{"text": "Hello from Python"}})
 """
-    curl = f"""curl {at.url}/api/v1/apps/{app_id}/events \\
+
+
+def _curl(app_id: str, key: str, secret: str, at: Address) -> str:
+    return f"""curl {at.url}/api/v1/apps/{app_id}/events \\
   -H "X-Service-Key: {key}" \\
   -H "X-Service-Secret: {secret}" \\
   -H "Content-Type: application/json" \\
   -d '{{"name": "hello", "channels": ["news"], "data": "{{\\"text\\": \\"Hello from curl\\"}}"}}'
 """
-    return [
-        Snippet("laravel", "Laravel", [(".env", laravel), ("resources/js/echo.js", echo)]),
-        Snippet("browser", "pusher-js", [("npm install pusher-js", browser)]),
-        Snippet("node", "Node", [("npm install pusher", node)]),
-        Snippet("python", "Python", [("pip install pusher", python)]),
-        Snippet("curl", "curl", [("", curl)]),
-    ]
+
+
+def _tls(at: Address) -> str:
+    """As JavaScript writes it."""
+    return "true" if at.secure else "false"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.control.records.loaded_records import LoadedRecords
 from redpoll.store.errors import reason_of
-from redpoll.store.store import Versions
 
 __all__ = ["RecordSync"]
 
@@ -28,12 +28,8 @@ LOOK_EVERY_S: Final = 0.5
 _LOG_AGAIN_AFTER_S: Final = 60.0
 
 
-class SharedRecords(Protocol):
-    """The part of control.records.Records that is used here."""
-
-    known: Versions
-
-    async def sync(self) -> bool: ...
+def _ignore() -> None:
+    pass
 
 
 class RecordSync:
@@ -43,11 +39,13 @@ class RecordSync:
     `store_up` is 1 while the store answers, else 0. `on_synced()` is called each time that changes of others were read.
     """
 
-    def __init__(self, link: Link, keys: Keys, records: SharedRecords, name: str) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, records: LoadedRecords, name: str, on_synced: Callable[[], None] = _ignore
+    ) -> None:
         self.store_up = 1
         # When the last read that the store answered began, on the loop's clock.
         self.read_at = asyncio.get_running_loop().time()
-        self.on_synced: Callable[[], None] | None = None
+        self._on_synced = on_synced
         self._link = link
         self._keys = keys
         self._records = records
@@ -101,5 +99,5 @@ class RecordSync:
             if not self.store_up:
                 self.store_up = 1
                 log.info("record store available again", store=self._name, away_s=round(clock() - away_since, 1))
-            if changed and self.on_synced is not None:
-                self.on_synced()
+            if changed:
+                self._on_synced()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Final, Protocol
+from typing import Final
 
 import hiredis
 import structlog
@@ -19,6 +19,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.revocations import Revocations
 from redpoll.control.records.loaded_records import LoadedRecords
+from redpoll.control.records.record_sync import RecordSync
 
 __all__ = ["RedisSync"]
 
@@ -31,17 +32,11 @@ _STORE_SILENT_S: Final = 1.5
 _CURRENT_FOR_S: Final = 4.0
 
 
-class StoreReader(Protocol):
-    """The part of record_sync.RecordSync that is used here."""
-
-    read_at: float
-
-
 class RedisSync:
     """Only for a record store that other control planes change. `store.read_at` is when the store was read last, on
     the loop's clock. Sets `records.on_revoked` and `records.is_current`."""
 
-    def __init__(self, link: Link, keys: Keys, records: LoadedRecords, store: StoreReader) -> None:
+    def __init__(self, link: Link, keys: Keys, records: LoadedRecords, store: RecordSync) -> None:
         self._link = link
         self._keys = keys
         self._records = records
@@ -54,6 +49,7 @@ class RedisSync:
         self._unwritten: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # Late: records are loaded before there is a link to Redis.
         records.on_revoked = self._revoked
         records.is_current = self.is_current
 

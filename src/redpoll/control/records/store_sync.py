@@ -25,9 +25,9 @@ class StoreSync:
         self._records: RecordSync | None = None
         self._redis: RedisSync | None = None
         if store.shared:
-            self._records = RecordSync(link, keys, records, store.name)
-            self._records.on_synced = synced
+            self._records = RecordSync(link, keys, records, store.name, synced)
             self._redis = RedisSync(link, keys, records, self._records)
+            # Late: the records are read from the store before there is a link to Redis.
             store.on_version = self._records.committed
 
     @property

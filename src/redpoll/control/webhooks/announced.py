@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
-from redpoll.cluster.outbox import Subject, Transition
+from redpoll.cluster.outbox import Outbox, Subject, Transition
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["READ_BACK_S", "Announced", "Restating"]
+__all__ = ["READ_BACK_S", "Announced"]
 
 log = structlog.get_logger(__name__)
 
@@ -42,19 +42,6 @@ _STATES: Final = {event: (pair, event == pair[0]) for pair in _PAIRS for event i
 _Target = tuple[str, Subject]
 
 
-class Restating(Protocol):
-    """The part of cluster.outbox.Outbox that compares."""
-
-    debounce_s: float
-
-    @property
-    def connects(self) -> int: ...
-
-    async def present(self, subjects: Sequence[Subject]) -> list[bool]: ...
-
-    async def restate(self, subjects: Iterable[Subject]) -> None: ...
-
-
 class Announced:
     """`endpoint(id)` returns an endpoint, None if there is none. In this order: `is_due` and `begin` before new rows
     are looked at, `without_repeats` and `stored` for each transaction, `compare` whenever there is time.
@@ -64,7 +51,7 @@ class Announced:
 
     def __init__(
         self,
-        redis: Restating,
+        redis: Outbox,
         endpoint: Callable[[str], Endpoint | None],
         compare_after_s: Sequence[float] = _COMPARE_AFTER_S,
         lasts_s: float = _LASTS_S,

@@ -61,6 +61,10 @@ def hooks_of(endpoints: Iterable[Endpoint]) -> str:
     return "".join(dict.fromkeys(letter for event, letter in _LETTERS.items() if event in events))
 
 
+def _ignore(endpoint: Endpoint) -> None:
+    pass
+
+
 class Endpoints:
     """All endpoints by id.
 
@@ -71,9 +75,14 @@ class Endpoints:
     """
 
     def __init__(
-        self, store: Store, records: Records, sender: Callable[[], Sender], clock: Callable[[], float]
+        self,
+        store: Store,
+        records: Records,
+        sender: Callable[[], Sender],
+        clock: Callable[[], float],
+        on_change: Callable[[Endpoint], None] = _ignore,
     ) -> None:
-        self.on_change: Callable[[Endpoint], None] | None = None
+        self._on_change = on_change
         self._store = store
         self._records = records
         self._sender = sender
@@ -81,7 +90,8 @@ class Endpoints:
         # Includes deleted endpoints that still have deliveries.
         self._all: dict[str, Endpoint] = {}
         self._by_app: dict[str, tuple[Endpoint, ...]] = {}
-        records.on_endpoints = self._take
+        # Late: records are loaded without endpoints, which need them.
+        records.on_endpoints = self._changed_elsewhere
 
     async def load(self) -> None:
         """Reads all endpoints and sets the hook mask of each app. Call it after `Records.load`."""
@@ -95,8 +105,8 @@ class Endpoints:
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
-    def _take(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
-        """Takes endpoints that other control planes have changed. `complete`: there are no others."""
+    def _changed_elsewhere(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
+        """Has endpoints that other control planes have changed. `complete`: there are no others."""
         app_ids = set()
         if complete:
             app_ids = self._by_app.keys() & self._records.apps.keys()
@@ -107,9 +117,8 @@ class Endpoints:
             self._put_in_memory(endpoint)
         app_ids |= {endpoint.app_id for endpoint in changed.values()}
         self._records.set_hooks({app_id: hooks_of(self.of_app(app_id)) for app_id in app_ids})
-        if self.on_change is not None:
-            for endpoint in changed.values():
-                self.on_change(endpoint)
+        for endpoint in changed.values():
+            self._on_change(endpoint)
 
     def _index(self, app_id: str) -> None:
         self._by_app[app_id] = tuple(
@@ -276,8 +285,7 @@ class Endpoints:
             await endpoint_rows.put(edit.connection, endpoint)
             await edit.note(verb, endpoint.app_id, endpoint.url)
             self._put_in_memory(endpoint)
-        if self.on_change is not None:
-            self.on_change(endpoint)
+        self._on_change(endpoint)
         return endpoint
 
     @asynccontextmanager

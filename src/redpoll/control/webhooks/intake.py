@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from uuid import UUID, uuid5
 
 import hiredis
@@ -20,9 +20,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.cluster.outbox import Drained, Subject, Transition
+from redpoll.cluster.outbox import Outbox, Subject, Transition
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.control.webhooks.announced import READ_BACK_S, Announced, Restating
+from redpoll.control.webhooks.announced import READ_BACK_S, Announced
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.control.webhooks.waiting_bound import WaitingBound
@@ -35,7 +35,7 @@ from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Versions, versions
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["Intake", "Rows", "delivery_id"]
+__all__ = ["Intake", "delivery_id"]
 
 log = structlog.get_logger(__name__)
 
@@ -54,18 +54,6 @@ def delivery_id(shard: int, stamp: int, endpoint_id: str) -> str:
     return str(uuid5(_NAMESPACE, f"{shard}:{stamp}:{endpoint_id}"))
 
 
-class Rows(Restating, Protocol):
-    """The part of cluster.outbox.Outbox that intake uses."""
-
-    errors: int
-    waiting: int
-    leaves: int
-
-    async def drain(self) -> Drained: ...
-
-    def committed(self, rows: Iterable[Transition]) -> None: ...
-
-
 class _Outdated(Exception):
     """The store has newer records than this process. It reads them within half a second; the rows wait."""
 
@@ -82,7 +70,7 @@ class Intake:
 
     def __init__(
         self,
-        outbox: Rows,
+        outbox: Outbox,
         store: Changes,
         endpoints_of: Callable[[str], Sequence[Endpoint]],
         any_enabled: Callable[[], bool],

@@ -73,6 +73,7 @@ class PinnedContext(ssl.SSLContext):
         """Called by event loops for each connection."""
         connection = self._shared.wrap_bio(*arguments, **named)
         assert isinstance(connection, PinCheckingSSLObject)
+        # Late: the ssl module creates the object.
         connection.pin = self.pin
         return connection
 

@@ -20,14 +20,14 @@ from uuid import uuid4
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.cluster.outbox import Transition
+from redpoll.cluster.outbox import Outbox, Transition
 from redpoll.config.settings import Settings
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.control.webhooks.endpoints import ALL, Endpoints
-from redpoll.control.webhooks.intake import Intake, Rows
+from redpoll.control.webhooks.intake import Intake
 from redpoll.control.webhooks.outcomes import Attempt, Outcome
 from redpoll.control.webhooks.payloads import STANDARD, headers, render
 from redpoll.control.webhooks.schedule import Schedule
@@ -83,8 +83,7 @@ class Webhooks:
         self._settings = settings
         self._clock = clock
         self._steady = steady
-        self.endpoints = Endpoints(store, records, self._get_sender, clock)
-        self.endpoints.on_change = self._endpoint_changed
+        self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
         self._intake: Intake | None = None
@@ -104,7 +103,7 @@ class Webhooks:
 
     def start(
         self,
-        outbox: Rows,
+        outbox: Outbox,
         on_traced: Callable[[Transition, str, str], None],
         store: Changes | None = None,
         spans: Spans | None = None,

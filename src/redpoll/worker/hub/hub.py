@@ -105,7 +105,6 @@ class Hub:
         self.tracing = tracing
         self.user_resume = user_resume
         self.replayer = Replayer(registry.history, self.perform, user_resume, self.writable_signal)
-        user_resume.replay_missed = self.replayer.replay_missed
         self.history_requests = HistoryRequests(registry.history, self.perform, self.writable_signal)
 
     # -- what sessions ask for -----------------------------------------------------------------------------

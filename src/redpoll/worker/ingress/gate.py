@@ -23,7 +23,6 @@ from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life
 from redpoll.config.config import Settings
 from redpoll.config.proxies import TrustedProxies
-from redpoll.http.connection import HttpConnection
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
@@ -33,11 +32,12 @@ from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
 from redpoll.worker.hub.addresses import Addresses
 from redpoll.worker.hub.client_libraries import ClientLibraries
-from redpoll.worker.hub.connection import Connection, Introduced
+from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.hub import Hub
 from redpoll.worker.ingress.credentials import Credentials
 from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.ingress.strangers import Strangers
+from redpoll.worker.ingress.tls import give_memory_back
 from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["Gate"]
@@ -105,20 +105,18 @@ class Gate:
             self.strangers,
             Credentials(directory.by_id),
         )
-        self.http_connections: Mapping[Connection, HttpConnection[Any]] = self.http.connections
         self.debugging = hub.debugging
         self.refusals = Refusals()
         self._limits = self._limits_of(settings, self.refusals)
         self._arrivals = ClientLibraries()
         self._random = b""
         self._random_at = 0
-        # Connections in PROXY or TLS setup (listeners.py).
-        self.entering = 0
+        # Connections in PROXY or TLS setup.
+        self._entering = 0
         self.connections = 0
         self.connections_total = 0
-        # Called after each _TIDY_AFTER connections that end.
-        self.tidy: Callable[[], None] = lambda: None
-        self._untidied = 0
+        # Connections that ended since memory was given back. None: their memory is small without TLS.
+        self._untidied: int | None = None
         self.upgrades_refused_total = 0
 
     def settings_changed(self, settings: Settings) -> None:
@@ -147,6 +145,7 @@ class Gate:
     # -- what connections report ---------------------------------------------------------------------------
 
     def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
+        """Carries out what a connection's session asks for."""
         self.hub.perform(connection, effects)
 
     def pong_received(self, connection: Connection) -> None:
@@ -166,9 +165,17 @@ class Gate:
         strangers.newcomers[connection] = None
         self.janitor.arrived(connection)
 
+    def setups_changed(self, count: int) -> None:
+        """This many connections are in PROXY or TLS setup (listeners.py)."""
+        self._entering = count
+
+    def give_back_memory(self) -> None:
+        """From now on, memory is given back to the system after each _TIDY_AFTER connections that end."""
+        self._untidied = 0
+
     def is_crowded(self) -> bool:
         """Whether there are more connections than descriptors for them, those in PROXY or TLS setup included."""
-        return self._held() + self.entering > self._max_connections + _HEADROOM
+        return self._held() + self._entering > self._max_connections + _HEADROOM
 
     def make_room(self, address: str) -> bool:
         """Close a connection for a new one of this address: of strangers, else one that has long been idle. False:
@@ -204,10 +211,11 @@ class Gate:
     def released(self, connection: Connection) -> None:
         """The descriptor is closed. Until then it counts: clients choose how long they keep a closed connection."""
         self.connections -= 1
-        self._untidied += 1
-        if self._untidied == _TIDY_AFTER:
-            self._untidied = 0
-            self.tidy()
+        if self._untidied is not None:
+            self._untidied += 1
+            if self._untidied == _TIDY_AFTER:
+                self._untidied = 0
+                give_memory_back()
         self.addresses.leave(connection.address_slot)
         if connection.session is None:
             self.strangers.forget(connection)
@@ -216,7 +224,7 @@ class Gate:
     def http_began(self, connection: Connection, data: bytes) -> None:
         """The first request is a POST."""
         self.strangers.newcomers.pop(connection, None)
-        peer, secure = self._introduction(connection)
+        peer, secure = self._peer_of(connection)
         self.http.begin(connection, peer[0], secure, data)
 
     def head_begun(self, connection: Connection) -> None:
@@ -230,7 +238,7 @@ class Gate:
         self.strangers.release(connection)
         # A server may ignore an Upgrade to another protocol, such as curl's h2c, and answer in HTTP/1.1.
         if b"websocket" not in (lower := head.lower()) or b"\nupgrade" not in lower:
-            peer, secure = self._introduction(connection)
+            peer, secure = self._peer_of(connection)
             self.http.adopt(connection, peer[0], secure)
             return
         try:
@@ -241,7 +249,7 @@ class Gate:
         if b"websocket" in request.headers.get(b"upgrade", b"").lower():
             self._upgrade(connection, request)
         else:
-            peer, secure = self._introduction(connection)
+            peer, secure = self._peer_of(connection)
             self.http.adopt(connection, peer[0], secure)
 
     def head_too_large(self, connection: Connection) -> None:
@@ -277,7 +285,7 @@ class Gate:
         upgrade = _read(request)
         if not connection.address_slot and self.addresses.on:
             slot = self.addresses.enter(
-                self._introduction(connection)[0][0],
+                self._peer_of(connection)[0][0],
                 request.headers,
                 named=self.settings.proxy_protocol,
             )
@@ -371,7 +379,7 @@ class Gate:
 
     def _described(self, connection: Connection, upgrade: _Upgrade) -> dict[str, Any]:
         """A client and its request, for debugging."""
-        (peer, _), _ = self._introduction(connection)
+        (peer, _), _ = self._peer_of(connection)
         names = ("origin", "user-agent", "host", "x-forwarded-for", "x-forwarded-proto")
         headers = {name: _text(upgrade.request.headers.get(name.encode())) for name in names}
         return {
@@ -382,18 +390,17 @@ class Gate:
             "headers": {name: value for name, value in headers.items() if value is not None},
         }
 
-    def _introduction(self, connection: Connection) -> tuple[tuple[str, int], bool]:
+    def _peer_of(self, connection: Connection) -> tuple[tuple[str, int], bool]:
         """The peer's address and whether it used TLS, from the PROXY header or TLS port if there was one."""
-        if isinstance(connection, Introduced):
-            return connection.peer_address, connection.secure
-        return connection.peer or ("", 0), False
+        return connection.proxied_peer or (connection.peer or ("", 0), False)
 
     def _is_secure(self, connection: Connection, request: Head) -> bool:
         forwarded = request.headers.get(b"x-forwarded-proto")
         if forwarded is None:
             # Then the peer's address doesn't matter, and reading it is a system call.
-            return isinstance(connection, Introduced) and connection.secure
-        peer, secure = self._introduction(connection)
+            proxied = connection.proxied_peer
+            return proxied is not None and proxied[1]
+        peer, secure = self._peer_of(connection)
         return self._trusted.is_secure(peer[0], _text(forwarded), secure)
 
     def _forwarded_client(self, connection: Connection, request: Head) -> str:
@@ -401,7 +408,7 @@ class Gate:
         forwarded = request.headers.get(b"x-forwarded-for") if self._trusted else None
         if forwarded is None:
             return ""
-        (peer, _), _ = self._introduction(connection)
+        (peer, _), _ = self._peer_of(connection)
         client = self._trusted.client_of(peer, [forwarded.decode("latin-1")])
         return client if client != peer else ""
 

@@ -2,7 +2,7 @@
 
 The engine accepts the plain port's connections, unless `proxy_protocol` is set. This module accepts the others: it
 reads the PROXY header, then has a `TlsSocket` do the handshake, both within `head_timeout_s`. The result is an
-`Introduced` connection, which knows the client's address from the header and whether the client used TLS.
+`ProxiedPeer` connection, which knows the client's address from the header and whether the client used TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 from redpoll._sockets import Listener, Poller
 from redpoll._tls import TlsSocket
 from redpoll.config.proxies import TrustedProxies, plain_address
-from redpoll.worker.hub.connection import Connection, Introduced
+from redpoll.worker.ingress.client_connection import ClientConnection, ProxiedPeer
 from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
 from redpoll.worker.ingress.tls import Certificate, give_memory_back
 
@@ -71,7 +71,7 @@ class Listeners:
         self._accepting: set[socket.socket] = set()
         self._entering: set[asyncio.Task[None]] = set()
         # Handshakes and their deadlines, nearly in order: PROXY headers come first.
-        self._handshakes: dict[TlsSocket, tuple[float, Introduced]] = {}
+        self._handshakes: dict[TlsSocket, tuple[float, ProxiedPeer]] = {}
         self._expiring: asyncio.Handle | None = None
         # (TLS connections accepted, connections) when memory was last given back.
         self._tidied = (0, 0)
@@ -88,10 +88,12 @@ class Listeners:
             self._accept_from(self._plain, None)
         else:
             gate = self._gate
-            self._listener = Listener(self._poller, self._plain.detach(), lambda: Connection(gate), _cannot_accept)
+            self._listener = Listener(
+                self._poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept
+            )
         if self._tls is not None:
             self._accept_from(self._tls, self._certificate)
-            self._gate.tidy = give_memory_back
+            self._gate.give_back_memory()
             self._tidy()
 
     def reload(self) -> bool:
@@ -162,7 +164,7 @@ class Listeners:
             sock, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
-        self._gate.entering = self.entering + 1
+        self._gate.setups_changed(self.entering + 1)
         if self._gate.is_crowded() and not self._gate.make_room(plain_address(address[0])):
             sock.close()
             return True
@@ -175,11 +177,11 @@ class Listeners:
             self._entering.add(task)
             task.add_done_callback(self._header_over)
         else:
-            self._let_in(sock, Introduced(self._gate, peer, certificate is not None), certificate, deadline)
+            self._let_in(sock, ProxiedPeer(self._gate, peer, certificate is not None), certificate, deadline)
         return True
 
     def _let_in(
-        self, sock: socket.socket, connection: Introduced, certificate: Certificate | None, deadline: float
+        self, sock: socket.socket, connection: ProxiedPeer, certificate: Certificate | None, deadline: float
     ) -> None:
         """Give the socket to the poller, at first for its TLS handshake if there is a certificate. Raises OSError if it
         can't be watched; then it is closed."""
@@ -239,7 +241,7 @@ class Listeners:
         self._count()
 
     def _count(self) -> None:
-        self._gate.entering = self.entering
+        self._gate.setups_changed(self.entering)
 
     async def _enter(
         self, sock: socket.socket, peer: tuple[str, int], certificate: Certificate | None, deadline: float
@@ -249,7 +251,7 @@ class Listeners:
             async with asyncio.timeout_at(deadline):
                 introduction = await self._read_proxy_header(sock)
             secure = certificate is not None or introduction.secure
-            connection = Introduced(self._gate, introduction.address or peer, secure)
+            connection = ProxiedPeer(self._gate, introduction.address or peer, secure)
             self._let_in(sock, connection, certificate, deadline)
         except (ProxyFault, OSError) as fault:
             self.handshakes_failed_total += 1

@@ -117,8 +117,15 @@ class UserResume:
     may have missed messages (`Replayer.replay_missed`).
     """
 
-    def __init__(self, registry: Registry, link: Link, keys: Keys, janitor: Janitor) -> None:
-        self.replay_missed: Callable[[LocalChannel, Connection, int, int | None], None]
+    def __init__(
+        self,
+        registry: Registry,
+        link: Link,
+        keys: Keys,
+        janitor: Janitor,
+        replay_missed: Callable[[LocalChannel, Connection, int, int | None], None],
+    ) -> None:
+        self._replay_missed = replay_missed
         self._registry = registry
         self._link = link
         self._keys = keys
@@ -333,7 +340,7 @@ class UserResume:
         for channel in connection.session.channels:
             local_channel = self._registry.local_channel(app_id, channel)
             if local_channel is not None:
-                self.replay_missed(local_channel, connection, point, offsets.get(channel))
+                self._replay_missed(local_channel, connection, point, offsets.get(channel))
 
     # -- a user goes ---------------------------------------------------------------------------------------
 

@@ -51,7 +51,8 @@ class _Ping:
 
 class Janitor:
     """The timers of connections. `stats` is called every 5 s, `on_tick` and `backpressure.check` four times a
-    second."""
+    second. `head_late(connection)` is called when a request head isn't complete in time, `http_late(connection)` at the
+    deadline of an HTTP connection."""
 
     def __init__(
         self,
@@ -59,8 +60,13 @@ class Janitor:
         stats: Callable[[], None],
         backpressure: Backpressure,
         on_tick: Callable[[], None],
+        *,
+        head_late: Callable[[Connection], None],
+        http_late: Callable[[Connection], None],
     ) -> None:
         self._on_tick = on_tick
+        self._head_late = head_late
+        self._http_late = http_late
         self.loop = asyncio.get_running_loop()
         self._stats = stats
         self._backpressure = backpressure
@@ -80,8 +86,6 @@ class Janitor:
         self._unauthorised: dict[int, dict[Connection, int]] = {}
         self._pings: dict[Connection, list[_Ping]] = {}
         self.loop_lag = LoopLag()
-        self.head_late: Callable[[Connection], None]
-        self.http_late: Callable[[Connection], None]
 
     def start(self) -> None:
         _engine.set_tick(self._tick)
@@ -219,9 +223,9 @@ class Janitor:
         if state == _engine.OPEN:
             self._check_idle(connection)
         elif state == _engine.HTTP:
-            self.http_late(connection)
+            self._http_late(connection)
         elif state == _engine.HEAD:
-            self.head_late(connection)
+            self._head_late(connection)
         elif state == _engine.CLOSING:
             connection.abort()
 
