@@ -57,7 +57,7 @@ class RandomHistory:
         await worker.kill()
 
     async def reap_the_dead(self, reaper) -> None:
-        living = {worker.registry.w for worker in self.workers}
+        living = {worker.registry.worker_id for worker in self.workers}
         for name in await self.link.ask(b"HKEYS", self.keys.beat):
             if name.decode() not in living:
                 await reaper.reap(name.decode())

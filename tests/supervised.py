@@ -33,11 +33,11 @@ if "die" in does:
     sys.exit(3)
 pipe = ChildPipe(fd)
 start = pipe.read_start()
-if "hang" in does and start.k == 2:
+if "hang" in does and start.process == 2:
     signal.pause()
 notes = open(folder / f"{place}.{os.getpid()}", "a", buffering=1)
 def note(what): notes.write(json.dumps(what) + "\\n")
-note({"k": start.k, "number": start.number, "run": start.run, "redis_url": start.redis_url,
+note({"k": start.process, "number": start.number, "run": start.run, "redis_url": start.redis_url,
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
       "secrets": [start.settings.app_secret, start.settings.admin_password, start.settings.encryption_master_key],
       "message_bytes": start.settings.max_message_bytes,
@@ -61,7 +61,7 @@ async def main():
         connection, _ = listening.accept()
         with connection:
             behind = " by TLS" if listening.fileno() == start.tls_fd else ""
-            connection.sendall(f"{place} {start.k}{behind}".encode())
+            connection.sendall(f"{place} {start.process}{behind}".encode())
     pipe.attach(loop, TO_CONTROL if start.role == "control" else TO_WORKER, receive, lambda: os._exit(1))
     for listening in listeners:
         listening.setblocking(False)

@@ -5,7 +5,7 @@ import itertools
 import json
 
 from receiver import Request
-from redpoll.cluster.outbox import Drained, Transition
+from redpoll.cluster.outbox import Taken, Transition
 
 APP, OTHER = "1", "2"
 # Long ago, so that a test notices a use of the real time.
@@ -68,14 +68,14 @@ class Box:
     def put(self, *rows):
         self.rows += rows
 
-    async def drain(self):
+    async def take(self):
         self.drains += 1
         if self.fault is not None:
             raise self.fault
         self.rows = [row for row in self.rows if (row.shard, row.stamp) not in self._committed]
         self._committed.clear()
         self.waiting = len(self.rows)
-        return Drained(self.rows[: self.page], 0, len(self.rows) > self.page)
+        return Taken(self.rows[: self.page], 0, len(self.rows) > self.page)
 
     async def present(self, subjects):
         return [self.is_present.get(subject, False) for subject in subjects]

@@ -150,7 +150,7 @@ class Bench:
             role="control",
             number=0,
             run="0" * 12,
-            k=0,
+            process=0,
             redis_url=redis_url,
             listen_fd=listener.fileno(),
             requests_path=str(folder / "requests.sock"),

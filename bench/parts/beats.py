@@ -76,7 +76,7 @@ async def simulate(redis: RedisServer, workers: int, seconds: float) -> dict[str
         return Counted(int(script["calls"]), sent, cpu_s(pid), time.monotonic())
 
     async def busy_us() -> float:
-        names = [incarnation.w for incarnation in incarnations[:100]]
+        names = [incarnation.worker_id for incarnation in incarnations[:100]]
         commands = [BEAT.command((keys.beat, keys.directory_version), (w, 0)) for w in names]
         made, spent_s, until = 0, cpu_s(pid), time.monotonic() + BUSY_S
         while time.monotonic() < until:

@@ -162,7 +162,7 @@ async def control_plane(redis: RedisServer, folder: Path) -> AsyncIterator[int]:
         role="control",
         number=0,
         run="0123456789ab",
-        k=0,
+        process=0,
         redis_url=redis.url,
         listen_fd=listener.fileno(),
         requests_path=str(folder / "requests.sock"),

@@ -58,7 +58,7 @@ cdef class WebSocket(Sink):
     # garbage collector: 16 bytes more, and each full collection would visit every connection.
     cdef public object gate
     cdef public object session
-    cdef public object arrival
+    cdef public object client_seen
 
     cdef int place_after(self, bint full) noexcept
     cdef size_t read_size(self, bint bulk) noexcept

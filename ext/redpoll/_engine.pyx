@@ -82,6 +82,8 @@ cdef enum Opcode:
     OP_PONG = 10
 
 cdef enum:
+    # protocol/errors.py `Code.OVER_CAPACITY`, which modules here can't import.
+    OVER_CAPACITY = 4100
     READ_BUFFER_BYTES = 65536
     # One read of an open WebSocket: what its messages cause must not keep other clients waiting, and a client may send
     # a hundred subscribes at once. Less while a crowd waits to be read: each is read in turn, so the others wait for a
@@ -957,16 +959,16 @@ cdef class WebSocket(Sink):
         return 0
 
     cdef int overran(self) except -1:
-        """The client reads slower than we write to it: 4100 (protocol/README.md "Close codes")."""
+        """The client reads slower than we write to it (protocol/README.md "Close codes")."""
         if self.state != STATE_OPEN:
             return self.broke()
         self.forget_unsent()
         self.listening = False
         # The Close frame is sent although the client is beyond its limit.
-        self.lengthen(_frame.close(4100, "slow consumer"), False)
+        self.lengthen(_frame.close(OVER_CAPACITY, "slow consumer"), False)
         self.finish()
         self.begin_closing()
-        return self.tell_closed(4100, "slow consumer")
+        return self.tell_closed(OVER_CAPACITY, "slow consumer")
 
     cdef int broke(self) except -1:
         self.listening = False

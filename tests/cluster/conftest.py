@@ -204,7 +204,7 @@ class Worker:
         self.keys = Keys(sharded=self.link.sharded)
         self.sockets = Sockets()
         self.directory = Directory(self.link, self.keys, again_s=0.01)
-        self.answerers = Answerers(self.link, self.keys, lambda: self.registry.w)
+        self.answerers = Answerers(self.link, self.keys, lambda: self.registry.worker_id)
         self.app = record(max_presence_members=0)
         self.registry = Registry(
             self.link,
@@ -374,7 +374,7 @@ class Truth:
                 elif local_channel.attached != len(attached):
                     wrong.append(f"{local_channel.channel}: {local_channel.attached} known, {len(attached)} attached")
                 elif local_channel.attached == 0:
-                    wrong.append(f"{local_channel.channel}: held by {worker.registry.w} without a subscriber")
+                    wrong.append(f"{local_channel.channel}: held by {worker.registry.worker_id} without a subscriber")
                 elif local_channel.roster is not None and set(local_channel.roster) != users[local_channel.channel]:
                     name = local_channel.channel
                     wrong.append(f"{name}: roster {set(local_channel.roster)}, not {users[name]}")

@@ -68,7 +68,7 @@ async def test_workers_that_are_not_subscribed_are_named(link, keys, start_worke
     pushes = []
     for worker in workers:
         worker.link.on_push = lambda *push: pushes.append(push)
-    names = [worker.registry.w.rpartition(".")[0] for worker in workers]
+    names = [worker.registry.worker_id.rpartition(".")[0] for worker in workers]
     assert await bus.not_listening(names) == []
     assert await bus.not_listening([]) == []
     # As many connections as workers, but one of them is of a worker that ended.

@@ -117,8 +117,8 @@ async def test_moved_slot_makes_only_its_own_channels_written_again(cluster, sta
     assert {shard_of(topic) for topic in topics if b":t:" in topic} == {MOVING}
     states = {entry["state"] for entry in logs if entry["event"] == "redis connection state changed"}
     assert states == {"partly", "reasserting", "open"}
-    assert a.registry._incarnation.gens[MOVING] == 2
-    assert a.registry._incarnation.gens[OTHER] == 1
+    assert a.registry._incarnation.generations[MOVING] == 2
+    assert a.registry._incarnation.generations[OTHER] == 1
     events = [len(socket.events) for socket in sockets]
     await published(b, [socket.channel for socket in sockets])
     await wait_until(lambda: [len(socket.events) for socket in sockets] == [count + 1 for count in events])
@@ -184,7 +184,7 @@ async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name
 ):
     a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
     sockets = await hold_many(a, wait_until)
-    w, read, may_return = a.registry.w, a.link._map.read, asyncio.Event()
+    w, read, may_return = a.registry.worker_id, a.link._map.read, asyncio.Event()
 
     async def read_later():
         await may_return.wait()
@@ -195,15 +195,15 @@ async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name
         a.link._map.read = read_later
         a.link.drop_connection(MOVING, "for the test")
         assert a.registry.connection_state is ConnectionState.PARTLY
-        await Reaper(b.link, b.keys, "ffffffffffff").reap(a.registry.w)
+        await Reaper(b.link, b.keys, "ffffffffffff").reap(a.registry.worker_id)
         if is_known:
             # It learns it from a call in a shard that it didn't lose.
             kept = min(a.link.kept_shards)
             late = a.join(channel_in(kept, f"late-{kept}-"))
             await wait_until(lambda: a.registry.connection_state is ConnectionState.DOWN)
         may_return.set()
-        await wait_until(lambda w=w: a.registry.w != w and is_open(a))
-        w = a.registry.w
+        await wait_until(lambda w=w: a.registry.worker_id != w and is_open(a))
+        w = a.registry.worker_id
     assert w.endswith(".2")
     await wait_until(lambda: late.state == "attached")
     assert all(socket.state == "attached" for socket in sockets)

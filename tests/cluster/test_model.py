@@ -30,7 +30,7 @@ class History(RandomHistory):
         # One observer per room and worker stays until the end.
         for worker in self.workers:
             for number, room in enumerate(ROOMS):
-                worker.join(room, f"observer-{worker.registry.w}-{number}")
+                worker.join(room, f"observer-{worker.registry.worker_id}-{number}")
 
     async def add_worker(self) -> None:
         self.k += 1
@@ -54,7 +54,7 @@ class History(RandomHistory):
             elif chance < 0.94:
                 self.lose_replies(worker)
             elif chance < 0.97:
-                await self.reaper.reap(worker.registry.w)
+                await self.reaper.reap(worker.registry.worker_id)
             elif chance < 0.99:
                 await self.kill(worker)
             else:

@@ -81,7 +81,7 @@ class History(RandomHistory):
         elif chance < 0.6:
             self.lose_replies(worker)
         elif chance < 0.75:
-            await self.reaper.reap(worker.registry.w)
+            await self.reaper.reap(worker.registry.worker_id)
         elif chance < 0.9:
             await self.kill(worker)
         else:
@@ -116,7 +116,7 @@ class History(RandomHistory):
             for worker in self.workers:
                 states = [online for name, online in worker.sockets.states if name == user]
                 if states[-1:] != [n > 0]:
-                    wrong.append(f"{user}: {n} connections, {worker.registry.w} got the states {states[-2:]}")
+                    wrong.append(f"{user}: {n} connections, {worker.registry.worker_id} got the states {states[-2:]}")
                 if any(before == after for before, after in pairwise(states)):
                     wrong.append(f"{user}: the same state twice")
         admitted = [owner.sockets.connections.get(join) for owner, join in self.joins]

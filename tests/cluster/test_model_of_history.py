@@ -89,7 +89,7 @@ class Scenario(RandomHistory):
     async def kill(self, worker) -> None:
         self.ever_attached = [(owner, socket) for owner, socket in self.ever_attached if owner is not worker]
         await self.remove(worker)
-        await self.reaper.reap(worker.registry.w)
+        await self.reaper.reap(worker.registry.worker_id)
         await self.add_worker()
 
     async def clear(self) -> None:
@@ -124,7 +124,7 @@ class Scenario(RandomHistory):
             elif chance < 0.92:
                 self.lose_replies(worker)
             elif chance < 0.94:
-                await self.reaper.reap(worker.registry.w)
+                await self.reaper.reap(worker.registry.worker_id)
             elif chance < 0.95:
                 await self.kill(worker)
             elif chance < 0.97:

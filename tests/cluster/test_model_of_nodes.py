@@ -206,11 +206,11 @@ class Node:
         while True:
             await asyncio.sleep(BEAT_S / 5)
             with suppress(LinkDown, hiredis.ReplyError):
-                drained = await outbox.drain()
+                taken = await outbox.take()
                 if announced.is_due():
                     announced.begin(outbox.connects, self.records.newest_first())
-                if self.records.commit(self.term, drained.rows, announced):
-                    outbox.committed(drained.rows)
+                if self.records.commit(self.term, taken.rows, announced):
+                    outbox.committed(taken.rows)
                 else:
                     # A paused leader whose term Redis restored.
                     self.heartbeat.know_store("store", self.records.term)
@@ -397,7 +397,7 @@ class History(RandomHistory):
         """Waits until the nodes have removed everything of those that died."""
         deadline = time.monotonic() + 60
         while True:
-            living = {worker.registry.w for worker in self.workers}
+            living = {worker.registry.worker_id for worker in self.workers}
             await self.link.wait_up()
             beats, listed = set(), set()
             with suppress(LinkDown):

@@ -110,19 +110,19 @@ class Control:
             # Now and then nobody drains for longer than the debounce.
             await asyncio.sleep(DRAIN_S if self.random.random() > 0.02 else 15 * DRAIN_S)
             try:
-                await self.drain()
+                await self.take()
             except (LinkDown, hiredis.ReplyError):
                 self.failed += 1
 
-    async def drain(self) -> bool:
+    async def take(self) -> bool:
         """Returns whether nothing is left to drain."""
-        drained = await self.outbox.drain()
+        taken = await self.outbox.take()
         chance = self.random.random()
         if chance > self._dies / 2:
-            for row in drained.rows:
+            for row in taken.rows:
                 assert self.store.setdefault((row.shard, row.stamp), row) == row
-            self.outbox.committed(drained.rows)
-        nothing = not drained.rows and not self.outbox.leaves
+            self.outbox.committed(taken.rows)
+        nothing = not taken.rows and not self.outbox.leaves
         if chance < self._dies:
             self.outbox = self._make()
         return nothing
@@ -130,7 +130,7 @@ class Control:
     async def finish(self) -> None:
         self._stopped = True
         await self._task
-        while not await self.drain():
+        while not await self.take():
             await asyncio.sleep(0.005)
 
     def reported(self) -> dict[tuple[str, str | None], list[tuple[bool, int]]]:
@@ -210,7 +210,7 @@ class History(RandomHistory):
         elif chance < 0.6:
             self.lose_replies(worker)
         elif chance < 0.85:
-            await self.reaper.reap(worker.registry.w)
+            await self.reaper.reap(worker.registry.worker_id)
         else:
             await self.kill(worker)
 

@@ -219,9 +219,11 @@ async def test_node_that_is_listed_already_is_not_compared_again(lead):
 def test_view_of_control_tells_live_nodes_from_dead_ones_and_finds_the_later_of_one_name():
     view = NodesView("1")
     assert (view.known, view.several, view.live_run("a")) == (False, False, None)
-    view.take([known("1", "a"), known("2", "b", alive=False)], "1")
+    view.update([known("1", "a"), known("2", "b", alive=False)], "1")
     assert (view.known, view.several, set(view.others)) == (True, False, {"2"})
     drained = known("4", "b", started=2.0, lifecycle=Lifecycle.EVACUATING)
-    view.take([known("1", "a"), known("2", "b", alive=False, started=9.0), known("3", "b", started=1.0), drained], "3")
+    view.update(
+        [known("1", "a"), known("2", "b", alive=False, started=9.0), known("3", "b", started=1.0), drained], "3"
+    )
     assert (view.several, view.leader, view.live_run("b")) == (True, "3", "4")
     assert view.serving() == {"1": 1_000, "3": 1_000}

@@ -81,10 +81,10 @@ def patient(link, keys):
 
 async def rows_of(outbox, commit=True) -> list[str]:
     """The rows, as `event user`."""
-    drained = await outbox.drain()
+    taken = await outbox.take()
     if commit:
-        outbox.committed(drained.rows)
-    return [f"{row.event} {row.user}" if row.user else row.event for row in drained.rows]
+        outbox.committed(taken.rows)
+    return [f"{row.event} {row.user}" if row.user else row.event for row in taken.rows]
 
 
 async def now_ms(link) -> int:
@@ -98,7 +98,7 @@ async def now_ms(link) -> int:
 async def test_first_join_writes_occupied_then_added(calls, outbox, link):
     before = await now_ms(link)
     reply = await calls.room(joins=[("a", '{"n":1}'), ("b", ""), ("a", "")])
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     assert [(row.event, row.user, row.detail) for row in rows] == [
         ("channel.occupied", None, b"3"),
         ("member.added", "a", b'{"n":1}'),
@@ -116,7 +116,7 @@ async def test_row_of_a_member_has_the_stamp_of_its_envelope(calls, outbox, link
     link.subscribe([keys.topic(A, ROOM)])
     await calls.room(joins=[("a", "")], flags="om")
     await calls.room(gone=["a"], flags="om")
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     stamps = [int(payload.split()[2]) for payload in pushes]
     assert [row.stamp for row in rows if row.user] == stamps
 
@@ -171,7 +171,7 @@ async def test_without_debounce_leaves_are_written_at_once_and_vacated_last(call
     await calls.room(joins=[("a", ""), ("b", "")], flags="om")
     await calls.room(gone=["b", "a"], flags="om")
     assert await calls.left() == {}
-    rows = (await outbox.drain()).rows[3:]
+    rows = (await outbox.take()).rows[3:]
     assert [(row.event, row.user) for row in rows] == [
         ("member.removed", "b"),
         ("member.removed", "a"),
@@ -227,7 +227,7 @@ async def test_absence_longer_than_the_debounce_makes_both_rows_though_nobody_dr
         await asyncio.sleep(0.005)
     await calls.room(V, joins=[("a", "{}")], debounce_ms=50)
     assert await calls.left() == {}
-    rows = (await patient.drain()).rows
+    rows = (await patient.take()).rows
     assert [(row.event, row.user, row.detail) for row in rows] == [
         ("channel.occupied", None, b"1"),
         ("member.added", "a", b""),
@@ -246,7 +246,7 @@ async def test_old_leave_is_cancelled_by_the_return_while_many_rows_are_unread(c
     await calls.fill(shard(A, ROOM), 10_000)
     await calls.room(V, joins=[("a", "")], debounce_ms=0)
     assert await calls.left() == {}
-    assert (await patient.drain()).rows[-1].channel == "presence-filler"
+    assert (await patient.take()).rows[-1].channel == "presence-filler"
 
 
 async def test_return_of_another_user_keeps_the_channel_and_not_the_member(calls, outbox):
@@ -278,16 +278,16 @@ async def test_leave_and_return_in_one_call_make_rows_only_without_a_debounce(ca
 async def test_leave_that_waited_long_enough_is_a_row_with_the_time_of_the_leave(calls, link, keys, wait_until):
     outbox = Outbox(link, keys, LONG_S)
     await calls.room(joins=[("a", "")])
-    outbox.committed((await outbox.drain()).rows)
+    outbox.committed((await outbox.take()).rows)
     await calls.room(gone=["a"])
     since = (await calls.left())[f"r:7:{ROOM}:a"]
-    drained = await outbox.drain()
-    assert (drained.rows, outbox.leaves, outbox.waiting) == ([], 2, 0)
+    taken = await outbox.take()
+    assert (taken.rows, outbox.leaves, outbox.waiting) == ([], 2, 0)
     outbox = Outbox(link, keys, 0.15)
-    while not drained.rows:
-        drained = await outbox.drain()
+    while not taken.rows:
+        taken = await outbox.take()
     assert await now_ms(link) - since >= 150
-    assert [(row.event, row.user, row.time_ms) for row in drained.rows] == [
+    assert [(row.event, row.user, row.time_ms) for row in taken.rows] == [
         ("member.removed", "a", since),
         ("channel.vacated", None, since),
     ]
@@ -299,7 +299,7 @@ async def test_user_ids_of_any_kind_survive_the_round_trip(calls, outbox):
     await calls.room(joins=[(user, "") for user in users])
     await rows_of(outbox)
     await calls.room(gone=users)
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     assert sorted(row.user for row in rows if row.event == "member.removed") == sorted(users)
     assert {row.channel for row in rows} == {ROOM}
 
@@ -329,7 +329,7 @@ async def test_stamp_ahead_of_the_clock_delays_no_leave(calls, link, keys):
     ahead = 4_000_000_000_000_000
     await link.ask(b"SET", keys.clock(shard(A, ROOM)), ahead)
     await calls.room(gone=["a"])
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     assert [row.stamp for row in rows] == [ahead + 2, ahead + 3]
     assert all(abs(row.time_ms - time.time() * 1000) < 60_000 for row in rows)
 
@@ -341,7 +341,7 @@ async def test_announced_count_makes_a_row(calls, outbox):
     # Of more than a hundred, the next announcement is due after five seconds.
     assert (await calls.news(n=101, flags="sSo"))[-1] == 0
     assert (await calls.news(base=101, n=1, flags="sSo"))[6] > 0
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     assert [(row.event, row.detail) for row in rows] == [("channel.occupied", b"101"), ("subscription.count", b"101")]
 
 
@@ -361,38 +361,38 @@ async def test_cache_miss_is_a_row_once_a_minute(calls, outbox, link, keys):
 
 async def test_same_rows_are_returned_until_they_are_committed(calls, outbox, link, keys):
     await calls.room(joins=[("a", "")])
-    first = await outbox.drain()
-    assert await outbox.drain() == first
-    assert await Outbox(link, keys, 0).drain() == first
+    first = await outbox.take()
+    assert await outbox.take() == first
+    assert await Outbox(link, keys, 0).take() == first
     outbox.committed(first.rows)
-    assert (await outbox.drain()).rows == []
+    assert (await outbox.take()).rows == []
     assert (outbox.waiting, outbox.oldest_ms) == (0, None)
     await calls.room(base=1, joins=[("b", "")])
-    assert [row.user for row in (await outbox.drain()).rows] == ["b"]
+    assert [row.user for row in (await outbox.take()).rows] == ["b"]
 
 
 async def test_after_a_break_stored_rows_come_again_until_they_are_committed_on_the_new_connection(calls, outbox, link):
     await calls.room(joins=[("a", "")])
-    drained = await outbox.drain()
-    outbox.committed(drained.rows)
+    taken = await outbox.take()
+    outbox.committed(taken.rows)
     link.drop("for the test")
     with pytest.raises(LinkDown):
-        await outbox.drain()
+        await outbox.take()
     await link.wait_up()
-    again = await outbox.drain()
-    assert again.rows == drained.rows
+    again = await outbox.take()
+    assert again.rows == taken.rows
     outbox.committed(again.rows)
-    assert (await outbox.drain()).rows == []
+    assert (await outbox.take()).rows == []
 
 
 async def test_rows_of_all_shards_come_in_one_drain_in_order_of_their_stamps(calls, outbox):
     channels = [f"presence-{n}" for n in range(300)]
     await asyncio.gather(*(calls.room(joins=[("a", "")], channel=channel) for channel in channels))
-    drained = await outbox.drain()
-    assert len(drained.rows) == 600
-    assert not drained.more
+    taken = await outbox.take()
+    assert len(taken.rows) == 600
+    assert not taken.more
     stamps: dict[int, list[int]] = {}
-    for row in drained.rows:
+    for row in taken.rows:
         stamps.setdefault(row.shard, []).append(row.stamp)
     assert len(stamps) > 60
     assert all(of_one == sorted(set(of_one)) for of_one in stamps.values())
@@ -402,11 +402,11 @@ async def test_full_shard_is_read_again_until_a_thousand_rows(calls, outbox):
     await calls.fill(3, 2600)
     seen = []
     for expected in (True, True, False):
-        drained = await outbox.drain()
-        assert drained.more is expected
-        assert len(drained.rows) <= 1250
-        seen += drained.rows
-        outbox.committed(drained.rows)
+        taken = await outbox.take()
+        assert taken.more is expected
+        assert len(taken.rows) <= 1250
+        seen += taken.rows
+        outbox.committed(taken.rows)
     assert [row.user for row in seen] == [str(n) for n in range(1, 2601)]
     assert await rows_of(outbox) == []
 
@@ -415,11 +415,11 @@ async def test_drain_of_large_rows_ends_at_eight_mebibytes(calls, outbox, link, 
     lua = """for n = 1, 120 do
         redis.call('XADD', KEYS[1], n .. '-0', 'k', 'client_event', 'a', '7', 'c', 'c', 't', '1', 'x', ARGV[1]) end"""
     await link.ask(b"EVAL", lua, 1, keys.outbox(0), b"x" * 100_000)
-    drained = await outbox.drain()
-    assert drained.more
-    assert 8 * 1024 * 1024 <= sum(len(row.detail) for row in drained.rows) < 9 * 1024 * 1024
-    outbox.committed(drained.rows)
-    assert len(drained.rows) + len((await outbox.drain()).rows) == 120
+    taken = await outbox.take()
+    assert taken.more
+    assert 8 * 1024 * 1024 <= sum(len(row.detail) for row in taken.rows) < 9 * 1024 * 1024
+    outbox.committed(taken.rows)
+    assert len(taken.rows) + len((await outbox.take()).rows) == 120
 
 
 async def test_one_drain_returns_more_leaves_than_one_call_takes(calls, outbox):
@@ -429,16 +429,16 @@ async def test_one_drain_returns_more_leaves_than_one_call_takes(calls, outbox):
     await rows_of(outbox)
     await calls.room(base=250, gone=users[:250])
     await calls.room(gone=users[250:])
-    drained = await outbox.drain()
-    assert sorted(row.user for row in drained.rows[:-1]) == sorted(users)
-    assert drained.rows[-1].event == "channel.vacated"
+    taken = await outbox.take()
+    assert sorted(row.user for row in taken.rows[:-1]) == sorted(users)
+    assert taken.rows[-1].event == "channel.vacated"
 
 
 async def test_age_and_number_of_waiting_rows_are_known(calls, outbox, link):
     await calls.room(joins=[("a", "")])
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     await calls.room(base=1, joins=[("b", "")])
-    await outbox.drain()
+    await outbox.take()
     assert (outbox.waiting, outbox.oldest_ms) == (3, rows[0].stamp // 1000)
 
 
@@ -451,7 +451,7 @@ async def test_shard_that_cannot_be_drained_holds_up_no_other(calls, outbox, lin
     for at in range(SHARDS):
         await link.ask(b"SET", keys.left(at), "not a sorted set")
     with pytest.raises(hiredis.ReplyError, match="WRONGTYPE"):
-        await outbox.drain()
+        await outbox.take()
 
 
 async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, link):
@@ -481,13 +481,13 @@ async def test_leaves_wait_while_half_is_unread_and_are_never_lost(calls, outbox
     await calls.room(joins=[("a", "")])
     await calls.fill(shard(A, ROOM), 10_000)
     await calls.room(gone=["a"])
-    drained = await outbox.drain()
+    taken = await outbox.take()
     assert outbox.leaves == 2
-    seen = list(drained.rows)
-    while drained.rows:
-        outbox.committed(drained.rows)
-        drained = await outbox.drain()
-        seen += drained.rows
+    seen = list(taken.rows)
+    while taken.rows:
+        outbox.committed(taken.rows)
+        taken = await outbox.take()
+        seen += taken.rows
     assert [row.event for row in seen[-2:]] == ["member.removed", "channel.vacated"]
 
 
@@ -495,17 +495,17 @@ async def test_oldest_rows_beyond_the_bound_are_lost_and_counted_once(calls, out
     at = shard(A, ROOM)
     await calls.room(joins=[("a", "")])
     await calls.fill(at, 500)
-    drained = await outbox.drain()
-    outbox.committed(drained.rows)
-    assert drained.lost == 0
-    await outbox.drain()
+    taken = await outbox.take()
+    outbox.committed(taken.rows)
+    assert taken.lost == 0
+    await outbox.take()
     await calls.fill(at, 20_300)
-    drained = await outbox.drain()
-    assert 200 <= drained.lost <= 300
-    assert outbox.waiting == 20_300 - drained.lost
-    assert drained.rows[0].user == str(drained.lost + 1)
-    assert (await outbox.drain()).lost == 0
-    assert outbox.lost == drained.lost
+    taken = await outbox.take()
+    assert 200 <= taken.lost <= 300
+    assert outbox.waiting == 20_300 - taken.lost
+    assert taken.rows[0].user == str(taken.lost + 1)
+    assert (await outbox.take()).lost == 0
+    assert outbox.lost == taken.lost
 
 
 # A Redis that is killed
@@ -528,14 +528,14 @@ async def test_rows_and_leaves_outlive_a_killed_redis(own_redis, keys, wait_unti
             await wait_until(lambda: not link.up)
             own_redis.start()
             await link.wait_up()
-            drained = await outbox.drain()
-            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in drained.rows}
+            taken = await outbox.take()
+            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in taken.rows}
             if n % 2:
-                outbox.committed(drained.rows)
-        while drained.rows or outbox.leaves:
-            outbox.committed(drained.rows)
-            drained = await outbox.drain()
-            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in drained.rows}
+                outbox.committed(taken.rows)
+        while taken.rows or outbox.leaves:
+            outbox.committed(taken.rows)
+            taken = await outbox.take()
+            seen |= {(row.shard, row.stamp): f"{row.event} {row.user}" for row in taken.rows}
         for n in range(4):
             for what in ("added", "removed"):
                 assert sum(event.startswith(f"member.{what} {n}-") for event in seen.values()) == 200
@@ -573,7 +573,7 @@ async def test_leave_that_is_held_back_is_not_stated_again(calls, patient):
 
 async def committed(outbox) -> list:
     """The rows that a drain returns, which are deleted with the next one."""
-    rows = (await outbox.drain()).rows
+    rows = (await outbox.take()).rows
     outbox.committed(rows)
     return rows
 
@@ -581,13 +581,13 @@ async def committed(outbox) -> list:
 async def test_rows_of_a_new_master_are_read_though_its_clock_is_behind(calls, outbox, link, wait_until):
     """What was committed on the last connection says nothing about stamps of a master that lost those writes."""
     await calls.room(joins=[("a", "")])
-    drained = await outbox.drain()
-    outbox.committed(drained.rows)
+    taken = await outbox.take()
+    outbox.committed(taken.rows)
     connects = link.connects
     link.drop("fail-over")
     await wait_until(lambda: link.up and link.connects > connects)
     key = calls.keys.outbox(shard(A, ROOM))
     await link.ask(b"DEL", key)
-    early = f"{drained.rows[0].stamp - 1_000_000}-0"
+    early = f"{taken.rows[0].stamp - 1_000_000}-0"
     await link.ask(b"XADD", key, early, b"k", b"member.added", b"a", A, b"c", ROOM, b"t", 1, b"u", b"late")
-    assert [row.user for row in (await outbox.drain()).rows] == ["late"]
+    assert [row.user for row in (await outbox.take()).rows] == ["late"]

@@ -34,7 +34,7 @@ async def workers(start_worker):
 
 async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link, keys):
     answers = await Survey(link, keys, answer_s=60).ask(QUESTION)
-    assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
+    assert answers == {worker.registry.worker_id: n for n, worker in enumerate(workers)}
     question = workers[0].asked[-1]
     assert (question.app, question.user) == ("7", "ü 1")
     assert await link.ask(b"TTL", keys.answers(question.id)) <= 10
@@ -46,7 +46,7 @@ async def test_without_workers_the_survey_ends_at_once(link, keys):
 
 async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, link, keys):
     workers[1].answerers.hear(TerminateUser, workers[1].asked.append)
-    process = workers[1].registry.w.rpartition(".")[0]
+    process = workers[1].registry.worker_id.rpartition(".")[0]
     with pytest.raises(Unavailable, match=process):
         # Long enough to read the answers of the others once: before that, nobody is named.
         await Survey(link, keys).ask(QUESTION)
@@ -54,13 +54,13 @@ async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, 
 
 async def test_worker_without_clients_that_can_not_reach_redis_is_not_waited_for(workers, link, keys):
     workers[1].answerers.hear(TerminateUser, workers[1].asked.append)
-    run, k = workers[1].registry.w.split(".")[:2]
+    run, k = workers[1].registry.worker_id.split(".")[:2]
     about = {"name": "a", "version": "1", "store": "s", "started": 0.0, "workers": [int(k)], "greatest": int(k)}
     out = Node(**about, control=True, beat=1, without_clients=[int(k)])
     asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask(QUESTION))
     # Its supervisor says so while the question waits; an entry that can't be read says nothing.
     await link.ask(b"HSET", keys.nodes, run, msgspec.json.encode(out), "b" * 12, "{}")
-    assert set(await asking) == {workers[0].registry.w, workers[2].registry.w}
+    assert set(await asking) == {workers[0].registry.worker_id, workers[2].registry.worker_id}
 
 
 async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, keys):
@@ -68,22 +68,22 @@ async def test_worker_that_is_reaped_meanwhile_is_not_waited_for(workers, link, 
     asking = asyncio.ensure_future(Survey(link, keys, answer_s=60).ask(QUESTION))
     await asyncio.sleep(0.1)
     assert not asking.done()
-    await Reaper(link, keys, "ffffffffffff").reap(workers[1].registry.w)
+    await Reaper(link, keys, "ffffffffffff").reap(workers[1].registry.worker_id)
     assert len(await asking) == 2
 
 
 async def test_worker_that_was_given_up_and_lives_on_is_asked_by_its_newest_name(workers, link, keys, wait_until):
-    await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
-    await wait_until(lambda: workers[1].registry.w.endswith(".1"))
-    while not await link.ask(b"HEXISTS", keys.beat, workers[1].registry.w):
+    await link.ask(b"HSET", keys.beat, workers[1].registry.worker_id, -1)
+    await wait_until(lambda: workers[1].registry.worker_id.endswith(".1"))
+    while not await link.ask(b"HEXISTS", keys.beat, workers[1].registry.worker_id):
         await asyncio.sleep(0.005)
     answers = await Survey(link, keys, answer_s=60).ask(QUESTION)
-    assert answers == {worker.registry.w: n for n, worker in enumerate(workers)}
+    assert answers == {worker.registry.worker_id: n for n, worker in enumerate(workers)}
 
 
 async def test_worker_that_is_given_up_is_not_waited_for(workers, link, keys):
     await workers[1].kill()
-    await link.ask(b"HSET", keys.beat, workers[1].registry.w, -1)
+    await link.ask(b"HSET", keys.beat, workers[1].registry.worker_id, -1)
     assert len(await Survey(link, keys, answer_s=60).ask(QUESTION)) == 2
 
 
@@ -125,7 +125,7 @@ async def surveys(redis, keys, link, wait_until):
         survey = surveys[name] = NodeSurvey(node_link, keys, view, answer_s=60)
         node_link.on_push, node_link.on_up = survey.received, survey.link_up
         survey.answerers.answer_later(FindNumber, lambda question, name=name: asyncio.sleep(0, [name, question.x]))
-        view.take([known(run, name) for run, name in NAMES.items()], None)
+        view.update([known(run, name) for run, name in NAMES.items()], None)
         node_link.start()
     while (await link.ask(b"PUBSUB", b"NUMSUB", keys.controls))[1] < len(NAMES):
         await asyncio.sleep(0.005)
@@ -167,7 +167,7 @@ async def test_without_redis_all_nodes_are_named(keys):
     view = NodesView("aaaaaaaaaaaa")
     survey = NodeSurvey(Link("unix:///nowhere/redis.sock"), keys, view, answer_s=0.05)
     assert survey.alone
-    view.take([known("bbbbbbbbbbbb", "two"), known("cccccccccccc", alive=False)], None)
+    view.update([known("bbbbbbbbbbbb", "two"), known("cccccccccccc", alive=False)], None)
     assert not survey.alone
     assert await survey.ask(FindNumber(5)) == ({}, ["two"])
 

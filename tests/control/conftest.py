@@ -185,7 +185,7 @@ async def make_plane(tmp_path, connect, wait_until):
                 role="control",
                 number=0,
                 run="0123456789ab",
-                k=0,
+                process=0,
                 redis_url=redis_url,
                 listen_fd=listener.fileno(),
                 requests_path=str(tmp_path / "requests.sock"),

@@ -8,7 +8,7 @@ from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.lifecycle import Life
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
-from redpoll.control.janitor import Janitor
+from redpoll.control.janitor import ControlJanitor
 from redpoll.control.observe.health import Health
 from redpoll.protocol.apps import App, Key
 from redpoll.store.errors import StoreUnavailable
@@ -43,7 +43,7 @@ async def parts(link):
     records = Records()
     writer = DirectoryWriter(link, Keys("rp"))
     health = Health(Life(), lambda: True)
-    janitor = Janitor(link, writer, records, health)
+    janitor = ControlJanitor(link, writer, records, health)
     link.on_up = janitor.link_up
     yield janitor, records, health, writer
     janitor.stop()
@@ -167,7 +167,7 @@ class Hanging:
 async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s():
     now = 100.0
     link = Hanging()
-    janitor = Janitor(link, link, Records(), Health(Life(), lambda: True), clock=lambda: now)
+    janitor = ControlJanitor(link, link, Records(), Health(Life(), lambda: True), clock=lambda: now)
     janitor.link_up()
     await asyncio.sleep(0)
     assert janitor.redis_answers()
@@ -191,7 +191,7 @@ async def test_redis_that_answers_again_is_reported_at_once():
     def back() -> None:
         backs.append(janitor.redis_answers())
 
-    janitor = Janitor(*parts, leader=lambda: None, on_redis_back=back, clock=lambda: now)
+    janitor = ControlJanitor(*parts, leader=lambda: None, on_redis_back=back, clock=lambda: now)
     janitor.link_up()
     await asyncio.sleep(0)
     now = 104.0

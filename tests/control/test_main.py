@@ -41,7 +41,7 @@ class Process:
             role="control",
             number=0,
             run="0123456789ab",
-            k=0,
+            process=0,
             redis_url=redis_url,
             listen_fd=listener.fileno(),
             requests_path=str(folder / "requests.sock"),

@@ -15,7 +15,7 @@ class Child:
 
     def __init__(self, number: int) -> None:
         self.name = f"worker {number}"
-        self.k = 10 + number
+        self.process = 10 + number
         self.sent: list[dict] = []
         self.signals: list[int] = []
         self.ended = self

@@ -8,7 +8,7 @@ from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 async def stalled(bench, worker):
     """A client that doesn't read, its connection in the worker, filled beyond WRITABLE_BELOW_BYTES."""
     client = await bench.client(worker)
-    connection = next(c for c in worker.hub.everyone if c.session.socket_id == client.socket_id)
+    connection = next(c for c in worker.hub.open_connections if c.session.socket_id == client.socket_id)
     client.socket.transport.pause_reading()
     sent = 0
     while connection.unsent_bytes < WRITABLE_BELOW_BYTES:
@@ -38,7 +38,7 @@ async def test_a_connection_is_reported_when_its_client_has_read(bench, wait_unt
 async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_within_the_call(bench, wait_until):
     worker = await bench.start()
     await bench.client(worker)
-    (connection,) = worker.hub.everyone
+    (connection,) = worker.hub.open_connections
     calls: list[int] = []
     worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     worker.hub.writable_signal.wait(connection, lambda: calls.append(2))
@@ -49,7 +49,7 @@ async def test_a_connection_with_little_unsent_is_reported_at_once_but_not_from_
 async def test_what_fits_into_the_kernel_is_reported_after_the_flush(bench, wait_until):
     worker = await bench.start()
     client = await bench.client(worker)
-    (connection,) = worker.hub.everyone
+    (connection,) = worker.hub.open_connections
     calls: list[int] = []
     connection.send(b"\x82\x7f" + (WRITABLE_BELOW_BYTES).to_bytes(8) + b"x" * WRITABLE_BELOW_BYTES)
     assert connection.unsent_bytes >= WRITABLE_BELOW_BYTES
@@ -64,7 +64,7 @@ async def test_a_connection_that_closes_is_not_reported(bench, wait_until):
     calls: list[int] = []
     worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     client.socket.transport.abort()
-    await wait_until(lambda: not len(worker.hub.everyone))
+    await wait_until(lambda: not len(worker.hub.open_connections))
     assert calls == []
     assert not worker.hub.writable_signal._waiting
 
@@ -72,7 +72,7 @@ async def test_a_connection_that_closes_is_not_reported(bench, wait_until):
 async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until):
     worker = await bench.start()
     await bench.client(worker)
-    (connection,) = worker.hub.everyone
+    (connection,) = worker.hub.open_connections
     calls: list[int] = []
 
     def fail() -> None:

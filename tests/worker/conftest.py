@@ -155,7 +155,7 @@ class Bench:
             role="worker",
             number=number,
             run="0123456789ab",
-            k=number + 1,
+            process=number + 1,
             redis_url=self.redis.url,
             listen_fd=listening.detach(),
             requests_path=str(self.tmp_path / "requests.sock"),

@@ -12,7 +12,7 @@ async def test_worker_counts_lists_and_moves_its_connections(bench):
     link = Link(bench.redis.url)
     link.start()
     survey = Survey(link, Keys(), answer_s=60)
-    names = worker.registry.w, other.registry.w
+    names = worker.registry.worker_id, other.registry.worker_id
     assert await survey.ask(Count()) == dict(zip(names, (3, 0), strict=True))
     page = (await survey.ask(ListConnections("1", clients[1].socket_id)))[names[0]]
     assert [row["socket"] for row in page["connections"]] == [clients[1].socket_id]

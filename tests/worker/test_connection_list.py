@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 from redpoll.cluster.questions import ListConnections
 from redpoll.worker.connection_list import MAX_CONNECTIONS, page_of
-from redpoll.worker.hub.client_libraries import Arrival
+from redpoll.worker.hub.client_libraries import ClientSeen
 
 
 def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), user=None, peer=("10.0.0.1", 5), **more):
     session = SimpleNamespace(
         app=SimpleNamespace(id=app), socket_id=f"{number}.1", channels=dict.fromkeys(channels), user_id=user
     )
-    return SimpleNamespace(session=session, arrival=Arrival(library, since), peer=peer, unsent_bytes=0, **more)
+    return SimpleNamespace(session=session, client_seen=ClientSeen(library, since), peer=peer, unsent_bytes=0, **more)
 
 
 async def sockets(connections, **question):

@@ -15,9 +15,9 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     await client.next()
     worker.statistics.write()
     await bench.settled(worker, lambda: worker.link.unanswered == 0)
-    process = worker.registry.w.rpartition(".")[0]
+    process = worker.registry.worker_id.rpartition(".")[0]
     w, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
-    assert w == worker.registry.w
+    assert w == worker.registry.worker_id
     assert stats["connections"] == 1
     assert stats["subscriptions"] == 1
     assert stats["channels"] == 1

@@ -183,13 +183,13 @@ class Directory:
                     log.warning("directory read failed", reason=str(error))
                     result = None
                 if result is not None and self._announced in (None, result[0]):
-                    self._take(*result)
+                    self._adopt(*result)
                     return
                 await asyncio.sleep(self._again_s)
         finally:
             self._reading = None
 
-    def _take(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
+    def _adopt(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
         self.version, self.id = version
         self._known = True
         for app_id in [app_id for app_id in self.by_id if app_id not in apps]:

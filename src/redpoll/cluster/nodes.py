@@ -245,7 +245,7 @@ class NodesView:
         self.alive: Sequence[int] = ()
         self.without_clients: Sequence[int] = ()
 
-    def take(self, nodes: Sequence[KnownNode], leader: str | None) -> None:
+    def update(self, nodes: Sequence[KnownNode], leader: str | None) -> None:
         """The supervisor says which nodes there are, and the run of the one that leads."""
         self.nodes, self.leader, self.known = nodes, leader, True
         self.others = {node.run: node for node in nodes if node.run != self.run}

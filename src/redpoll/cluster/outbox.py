@@ -1,6 +1,6 @@
-"""Reads the webhook rows that `hold`, `publish` and `drain` write in Redis, and deletes those that are stored.
+"""Reads the webhook rows that `hold`, `publish` and `take` write in Redis, and deletes those that are stored.
 
-A row is written in the same step as the change that it reports. `drain` returns the same rows again until they are
+A row is written in the same step as the change that it reports. `take` returns the same rows again until they are
 reported as `committed`. So a reader that dies loses none and may get some twice; (shard, stamp) is unique, so readers
 can deduplicate. There is one reader. It uses no consumer group, because the 64 streams are in as many slots of a Redis
 Cluster. This module doesn't know endpoints (cluster/README.md "Webhook rows").
@@ -15,9 +15,9 @@ import structlog
 
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link
-from redpoll.cluster.redis.scripts import DRAIN, RESTATE
+from redpoll.cluster.redis.scripts import OUTBOX_TAKE, RESTATE
 
-__all__ = ["Drained", "Outbox", "Subject", "Transition"]
+__all__ = ["Outbox", "Subject", "Taken", "Transition"]
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ _MIN_ROWS: Final = 15
 _MAX_ROWS: Final = 250
 _MAX_DUE: Final = 100
 _MAX_BYTES: Final = 128 * 1024
-# Bounds of one drain, which its reader stores in one transaction.
+# Bounds of one `take`, which its reader stores in one transaction.
 _MAX_DRAIN_ROWS: Final = 1_000
 _MAX_DRAIN_BYTES: Final = 8 * 1024 * 1024
 
@@ -62,9 +62,9 @@ class Subject(NamedTuple):
     user: str | None
 
 
-class Drained(NamedTuple):
+class Taken(NamedTuple):
     """`rows` are in the order of their stamps in each shard. `lost`: rows that Redis removed unread since the last
-    drain, because 20,000 others were in their shard. `more`: there are others, so drain again at once."""
+    `take`, because 20,000 others were in their shard. `more`: there are others, so take again at once."""
 
     rows: list[Transition]
     lost: int
@@ -72,9 +72,9 @@ class Drained(NamedTuple):
 
 
 class Outbox:
-    """`debounce_s`: how long a leave is held back. As of the last drain, `waiting` is the number of rows that are not
+    """`debounce_s`: how long a leave is held back. As of the last `take`, `waiting` is the number of rows that are not
     committed, `leaves` the number of leaves held back, and `oldest_ms` the time of the oldest row (Unix; None without
-    rows). `lost` counts rows that were lost; `errors` counts failures of single shards, which the next drain repeats.
+    rows). `lost` counts rows that were lost; `errors` counts failures of single shards, which the next `take` repeats.
     """
 
     def __init__(self, link: Link, keys: Keys, debounce_s: float) -> None:
@@ -93,7 +93,7 @@ class Outbox:
         self._committed: dict[int, int] = {}
         self._connected = link.connects
 
-    async def drain(self) -> Drained:
+    async def take(self) -> Taken:
         """The oldest rows of all shards, at most about 1,000 or 8 MiB; the same ones again until they are `committed`.
 
         Raises LinkDown when the connection breaks, and hiredis.ReplyError when every shard fails."""
@@ -127,10 +127,10 @@ class Outbox:
         if lost:
             self.lost += lost
             log.error("webhook rows lost", rows=lost, reason="too many were unread")
-        return Drained(rows, lost, bool(asked))
+        return Taken(rows, lost, bool(asked))
 
     def committed(self, rows: Iterable[Transition]) -> None:
-        """These rows, all that a drain returned, are stored. The next drain deletes them in Redis, unless it was
+        """These rows, all that a `take` returned, are stored. The next `take` deletes them in Redis, unless it was
         connected anew meanwhile: then it returns them again."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
@@ -168,7 +168,7 @@ class Outbox:
         answers = await asyncio.gather(
             *(
                 self._link.execute(
-                    DRAIN,
+                    OUTBOX_TAKE,
                     self._keys[at],
                     (_or_none(committed[at]), self._debounce_ms, _MAX_DUE, count, _MAX_BYTES, _or_none(after)),
                 )
@@ -180,7 +180,7 @@ class Outbox:
         for at, answer in zip(asked, answers, strict=True):
             if isinstance(answer, hiredis.ReplyError):
                 self.errors += 1
-                log.warning("outbox drain failed", shard=at, reason=str(answer))
+                log.warning("outbox not read", shard=at, reason=str(answer))
             elif isinstance(answer, BaseException):
                 raise answer
             else:

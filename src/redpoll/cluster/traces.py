@@ -166,8 +166,8 @@ class TraceWriter:
                 del self._queues[run]
 
     def _append(self, run: str, queue: _Queue) -> None:
-        spans, left = _take(queue.spans, _MAX_ENTRY_BYTES)
-        triggered, _ = _take(queue.triggered, left)
+        spans, left = _pop_within(queue.spans, _MAX_ENTRY_BYTES)
+        triggered, _ = _pop_within(queue.triggered, left)
         self._spans_waiting -= len(spans)
         self._triggered_waiting -= len(triggered)
         entry = _compressed(b"[[%b],[%b]]" % (b",".join(spans), b",".join(triggered)))
@@ -191,7 +191,7 @@ def _compressed(batch: bytes) -> bytes:
     return compress.compress(batch) + compress.flush()
 
 
-def _take(queue: deque[bytes], room: int) -> tuple[list[bytes], int]:
+def _pop_within(queue: deque[bytes], room: int) -> tuple[list[bytes], int]:
     """Takes items off the queue that fit into `room` bytes, and returns them and the room that is left."""
     taken: list[bytes] = []
     # The first one in any case: an entry isn't empty.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from redpoll.cluster.redis.link import Link
     from redpoll.control.http.auth_failures import AuthFailures
     from redpoll.control.http.control_port import ControlPort
-    from redpoll.control.janitor import Janitor
+    from redpoll.control.janitor import ControlJanitor
     from redpoll.control.observation import Observation
     from redpoll.control.publish.publishing import Publishing
     from redpoll.control.records.records import Records
@@ -40,7 +40,7 @@ class Counters:
         publishing: Publishing,
         observation: Observation,
         reaper: Reaper,
-        janitor: Janitor,
+        janitor: ControlJanitor,
         port: ControlPort,
         store_sync: StoreSync,
         failures: Callable[[], AuthFailures | None],

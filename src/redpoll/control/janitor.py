@@ -24,7 +24,7 @@ from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol.apps import App
 from redpoll.store.errors import reason_of
 
-__all__ = ["Janitor", "LoadedRecords"]
+__all__ = ["ControlJanitor", "LoadedRecords"]
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ def _nothing() -> None:
     pass
 
 
-class Janitor:
+class ControlJanitor:
     """Runs once a second: compares the directory (`writer`) with `records`.
 
     `leader()` is `<run> <term> ` while this node leads, and only then the whole directory is written; otherwise None.

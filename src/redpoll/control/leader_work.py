@@ -7,7 +7,7 @@ import asyncio
 
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.outbox import Outbox, Transition
-from redpoll.control.janitor import Janitor
+from redpoll.control.janitor import ControlJanitor
 from redpoll.control.nodes.leadership import LeaderStore
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.tracing.tracing import Tracer
@@ -22,7 +22,7 @@ class LeaderWork:
     def __init__(
         self,
         reaper: Reaper,
-        janitor: Janitor,
+        janitor: ControlJanitor,
         webhooks: Webhooks,
         outbox: Outbox,
         tracer: Tracer | None,

@@ -45,7 +45,7 @@ from redpoll.control.http.host_names import HostNames
 from redpoll.control.http.ratelimit import RateLimit
 from redpoll.control.http.router import Routes
 from redpoll.control.http.worker_requests import WorkerRequests
-from redpoll.control.janitor import Janitor
+from redpoll.control.janitor import ControlJanitor
 from redpoll.control.leader_work import LeaderWork
 from redpoll.control.live_settings import LiveSettings
 from redpoll.control.nodes.fitness import FitnessReports
@@ -53,7 +53,7 @@ from redpoll.control.nodes.leadership import Leadership
 from redpoll.control.nodes.nodes import NodeList
 from redpoll.control.nodes.worker_figures import WorkerFigures
 from redpoll.control.observation import Observation
-from redpoll.control.observe.debugging import Debugging
+from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.observe.health import Health
 from redpoll.control.observe.metrics import Metrics
 from redpoll.control.publish.fast_publish import FastPath
@@ -217,7 +217,7 @@ class ControlPlane:
         )
 
     def _front(self, settings: Settings, records: Records, api: Api) -> Front:
-        debugging = Debugging(self.cluster.link, self.cluster.keys, settings.node_name, "control")
+        debugging = ControlDebugging(self.cluster.link, self.cluster.keys, settings.node_name, "control")
         for app in records.apps.values():
             debugging.app_changed(app.id, app)
         records.on_put = debugging.app_changed
@@ -248,8 +248,8 @@ class ControlPlane:
         )
         return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, self.fast.take))
 
-    def _janitor(self, writer: DirectoryWriter, records: Records) -> Janitor:
-        janitor = Janitor(
+    def _janitor(self, writer: DirectoryWriter, records: Records) -> ControlJanitor:
+        janitor = ControlJanitor(
             self.link,
             writer,
             records,
@@ -304,7 +304,7 @@ class ControlPlane:
                 self.view.alive = message.alive
                 self.reaper.set_alive(set(message.alive), message.greatest)
             case NodesChanged():
-                self.view.take(message.nodes, message.leader)
+                self.view.update(message.nodes, message.leader)
                 self.reaper.set_nodes(self.view.others)
                 self.node_survey.nodes_changed()
                 if self.rate is not None:

@@ -37,9 +37,10 @@ class Child:
     `start` starts a process here, the first one and each successor. `listening` is the listening socket, `tls` a second
     one for TLS, and `child_pipe` the connection to the process; each is None where the child has none.
 
-    `k` and `ready` describe the present process. `ended` is set while no process runs, `stopped_listening` once the
-    process has closed its listening sockets. `unanswered_at_start` counts the calls of `ping` that found no answer
-    before the present process's first one. `quick_deaths` counts the processes in a row that lived less than 10 s.
+    `process` (its number) and `ready` describe the present process. `ended` is set while no process runs,
+    `stopped_listening` once the process has closed its listening sockets. `unanswered_at_start` counts the calls of
+    `ping` that found no answer before the present process's first one. `quick_deaths` counts the processes in a row
+    that lived less than 10 s.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Child:
         self.listening = listening
         self.tls = tls
         self.child_pipe: ChildPipe | None = None
-        self.k = 0
+        self.process = 0
         self.ready = False
         self.stopped_listening = asyncio.Event()
         self.ended = asyncio.Event()

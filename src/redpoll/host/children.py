@@ -130,14 +130,14 @@ class Children:
 
     def _start_worker(self, child: Child, number: int) -> None:
         self.greatest += 1
-        child.k = self.greatest
+        child.process = self.greatest
         # Said before the process starts, so that a living worker is never missing from control's list.
-        self.alive.add(child.k)
+        self.alive.add(child.process)
         self._starting()
-        self._start_child(child, "worker", number, child.k)
+        self._start_child(child, "worker", number, child.process)
         self._started(child)
 
-    def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, k: int) -> None:
+    def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, process: int) -> None:
         assert child.listening is not None
         ours, theirs = socket.socketpair()
         with theirs:
@@ -154,7 +154,7 @@ class Children:
                 role=role,
                 number=number,
                 run=self.run,
-                k=k,
+                process=process,
                 redis_url=self.redis_url,
                 listen_fd=child.listening.fileno(),
                 tls_fd=child.tls.fileno() if child.tls is not None else None,

@@ -86,7 +86,7 @@ class CutOffWorkers:
     @property
     def without_clients(self) -> list[int]:
         """The `k` of the workers that publishes need not wait for."""
-        return [worker.child.k for worker in self._workers if worker.service is Service.OUT]
+        return [worker.child.process for worker in self._workers if worker.service is Service.OUT]
 
     @property
     def numbers(self) -> list[int]:
@@ -179,7 +179,7 @@ class CutOffWorkers:
     def _change(self, worker: _Worker, service: Service) -> None:
         if service is worker.service:
             return
-        about = {"worker": worker.child.name, "k": worker.child.k, "service": service.value}
+        about = {"worker": worker.child.name, "k": worker.child.process, "service": service.value}
         if service is Service.LEAVING:
             reach = worker.reach.value if worker.reach else None
             log.error("worker does not reach redis, its clients are closed", **about, connection=reach)

@@ -142,7 +142,7 @@ def lock(
     except OSError as error:
         raise DataFolderError(f"the data folder {folder} can't be used: {error.strerror}") from error
     with open(descriptor, "r+") as lock_file:
-        _take(lock_file.fileno(), folder, wait_s, waiting)
+        _lock(lock_file.fileno(), folder, wait_s, waiting)
         lock_file.truncate(0)
         lock_file.write(f"redpoll {command}, process {os.getpid()}")
         lock_file.flush()
@@ -152,7 +152,7 @@ def lock(
             lock_file.truncate(0)
 
 
-def _take(descriptor: int, folder: Path, wait_s: float | None, waiting: Callable[[str], None]) -> None:
+def _lock(descriptor: int, folder: Path, wait_s: float | None, waiting: Callable[[str], None]) -> None:
     began = time.monotonic()
     is_named = False
     while True:

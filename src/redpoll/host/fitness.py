@@ -25,7 +25,7 @@ class ControlFitness:
         self._reported = Fitness.UNFIT
         self._reported_at = float("-inf")
 
-    def take(self, fitness: Fitness) -> bool:
+    def changes(self, fitness: Fitness) -> bool:
         """Takes a report. Returns whether it changes the present fitness."""
         changed = fitness != self.present()
         self._reported, self._reported_at = fitness, self._clock()

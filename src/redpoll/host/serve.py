@@ -44,7 +44,7 @@ def serve(
             f"start the server as {owner}, or give the folder to root"
         )
     with contextlib.ExitStack() as stack:
-        redis_binary = _take_folder(settings, folder, stack)
+        redis_binary = _lock_folder(settings, folder, stack)
         sockets = _open_sockets(settings, folder, stack)
         run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
@@ -63,7 +63,7 @@ def child_command(role: str, number: int, pipe_fd: int) -> list[str]:
     return [sys.executable, "-P", "-m", "redpoll", role, *arguments, "--pipe", str(pipe_fd)]
 
 
-def _take_folder(settings: Settings, folder: Path, stack: contextlib.ExitStack) -> Path | None:
+def _lock_folder(settings: Settings, folder: Path, stack: contextlib.ExitStack) -> Path | None:
     """Locks the data folder. Returns the program of the embedded Redis, None if `redis_url` names another."""
 
     def say(holder: str) -> None:

@@ -142,7 +142,7 @@ class Supervisor:
 
     def _started(self, child: Child) -> None:
         """Tells a new process what it must know."""
-        if child.k:
+        if child.process:
             if self._shard_key is not None:
                 child.send(ShardKey(self._shard_key))
             if self._joined and self._directory_version is not None:
@@ -236,7 +236,7 @@ class Supervisor:
             for worker in self._children.workers:
                 worker.send(DirectoryVersion(self._directory_version))
 
-    def _take_shard_key(self, key: str) -> None:
+    def _learn_shard_key(self, key: str) -> None:
         """Workers connect to Redis when they know in which shards the record store's channels are."""
         if self._shard_key is None:
             self._shard_key = key
@@ -262,13 +262,13 @@ class Supervisor:
             case ClientsLeft():
                 self._cut_off.left(child, message.all)
             case RecordStore():
-                self._take_shard_key(message.shard_key)
+                self._learn_shard_key(message.shard_key)
                 self._heartbeat.know_store(message.store, message.term)
             case DirectoryVersion():
                 self._directory_version = message.version
                 self._send_directory_version()
             case FitnessReport():
-                if self._fitness.take(message.fitness):
+                if self._fitness.changes(message.fitness):
                     self._heartbeat.beat_now()
             case AppCreated():
                 self._first_start.app = message.app
@@ -310,8 +310,8 @@ class Supervisor:
     def _child_ended(self, child: Child, code: int) -> None:
         # A worker that died can't report this.
         child.stopped_listening.set()
-        if child.k:
-            self._children.alive.discard(child.k)
+        if child.process:
+            self._children.alive.discard(child.process)
             self._set_deaf(child, False)
             self._cut_off.process_ended(child)
             self._send_alive()
@@ -333,7 +333,7 @@ class Supervisor:
             if child.ping() == _MAX_SILENT_PINGS:
                 log.error("child killed, it does not answer", child=child.name, unanswered_pings=_MAX_SILENT_PINGS)
                 child.signal(signal.SIGKILL)
-            elif child.k and child.unanswered_at_start == _MAX_SILENT_PINGS_AT_START:
+            elif child.process and child.unanswered_at_start == _MAX_SILENT_PINGS_AT_START:
                 log.error(
                     "child killed, it does not start",
                     child=child.name,

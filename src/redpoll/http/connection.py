@@ -73,7 +73,7 @@ class HttpConnection(Generic[S]):
 
     # -- what a server may decide otherwise ----------------------------------------------------------------
 
-    def _take_whole(self, data: bytes) -> bool:
+    def _begin_whole(self, data: bytes) -> bool:
         """Whether these first bytes of a request are all of it, and it was passed on."""
         return False
 
@@ -114,7 +114,7 @@ class HttpConnection(Generic[S]):
         state = self.state
         if state is _IDLE:
             self._idle.pop(self.stream, None)
-            if not self._take_whole(data):
+            if not self._begin_whole(data):
                 self._read(data)
         elif state is _HEAD or state is _BODY:
             self._read(data)

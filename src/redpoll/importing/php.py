@@ -79,13 +79,13 @@ class _Reader:
     def _next(self) -> tuple[str, str, int]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("sign", _END, len(self._text))
 
-    def _take(self) -> tuple[str, str, int]:
+    def _token(self) -> tuple[str, str, int]:
         token = self._next()
         self._at += 1
         return token
 
     def _simple(self, depth: int) -> Any:
-        kind, text, _ = self._take()
+        kind, text, _ = self._token()
         if kind == "string":
             return _string(text)
         if kind == "number":
@@ -100,7 +100,7 @@ class _Reader:
         if kind == "word":
             return self._word(text, depth)
         if text == "(":
-            _, cast, _ = self._take()
+            _, cast, _ = self._token()
             if cast in _CASTS and self._next()[1] == ")":
                 self._at += 1
                 if depth > _MAX_DEPTH:

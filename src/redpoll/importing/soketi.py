@@ -94,7 +94,7 @@ def read(document: Document) -> Plan:
     """Raises SourceError."""
     options = _Options(document)
     plan = Plan("soketi")
-    apps = options.take("appManager.array.apps")
+    apps = options.read("appManager.array.apps")
     if isinstance(apps, dict):
         # An environment file gives the fields of one app by their paths.
         apps = [apps[name] for name in sorted(apps)]
@@ -150,7 +150,7 @@ class _Options:
         else:
             node[name] = value
 
-    def take(self, path: str, default: Any = None) -> Any:
+    def read(self, path: str, default: Any = None) -> Any:
         *parents, name = path.split(".")
         node: Any = self._tree
         for parent in parents:
@@ -196,7 +196,7 @@ class _Limits:
 
 
 def _given(options: _Options, path: str, default: float) -> tuple[float, str, bool]:
-    value = options.take(path)
+    value = options.read(path)
     return (default, path, False) if value is None else (as_number(value, path), path, True)
 
 
@@ -211,7 +211,7 @@ class _Fields:
             if value is not None and value != ""
         }
 
-    def take(self, name: str, default: Any = None) -> Any:
+    def read(self, name: str, default: Any = None) -> Any:
         snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
         upper = name[0].upper() + name[1:]
         for spelling in (name, upper, "App" + upper, snake):
@@ -224,20 +224,20 @@ class _Fields:
 
 
 def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
-    app = plan.app(fields.take("id"), fields.take("key"), fields.take("secret"), fields.take("name"), where=where)
-    maximum = fields.take("maxConnections")
+    app = plan.app(fields.read("id"), fields.read("key"), fields.read("secret"), fields.read("name"), where=where)
+    maximum = fields.read("maxConnections")
     if maximum is not None:
         app.limit("maxConnections", maximum, "max_connections")
-    client_messages = fields.take("enableClientMessages")
+    client_messages = fields.read("enableClientMessages")
     note = _DEFAULT_NOTE if client_messages is None else ""
     app.set("enableClientMessages", client_messages or False, "client_events", as_bool(client_messages), note)
-    enabled = fields.take("enabled")
+    enabled = fields.read("enabled")
     if enabled is not None:
         app.set("enabled", enabled, "enabled", as_bool(enabled))
 
     def limit(field: str, of_all: tuple[float, str, bool], name: str, factor: int = 1) -> None:
         value, path, is_given = of_all
-        own = fields.take(field)
+        own = fields.read(field)
         if own is not None:
             app.set(field, own, name, round(as_number(own, field) * factor))
         elif is_given or round(value * factor) != SETTINGS[name].default:
@@ -250,14 +250,14 @@ def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
     limit("maxEventPayloadInKb", limits.payload_kb, "max_data_bytes", 1_024)
     limit("maxEventBatchSize", limits.batch, "max_batch")
     limit("cacheTtl", limits.cache_s, "cache_ttl_s")
-    name_chars = fields.take("maxChannelNameLength", limits.name_chars[0])
+    name_chars = fields.read("maxChannelNameLength", limits.name_chars[0])
     if as_number(name_chars, "maxChannelNameLength") > MAX_NAME_CHARS:
         app.nothing("maxChannelNameLength", name_chars, f"a channel's name has at most {MAX_NAME_CHARS} characters")
-    if as_bool(fields.take("enableUserAuthentication")):
+    if as_bool(fields.read("enableUserAuthentication")):
         seconds = limits.sign_in_ms[0] / 1_000
         app.set("enableUserAuthentication", True, "user_authentication_timeout_s", f"{seconds:g}")
     _rates(plan, app, fields)
-    webhooks = fields.take("webhooks")
+    webhooks = fields.read("webhooks")
     for webhook in _from_text(webhooks) if isinstance(webhooks, str) else webhooks or ():
         _webhook(app, webhook)
     for field, value in fields.rest():
@@ -265,7 +265,7 @@ def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
 
 
 def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
-    events = fields.take("maxBackendEventsPerSecond", -1)
+    events = fields.read("maxBackendEventsPerSecond", -1)
     per_minute = round(as_number(events, "maxBackendEventsPerSecond") * 60)
     if per_minute <= 0:
         plan.unlimited_triggers(f"maxBackendEventsPerSecond of {app.id}")
@@ -273,7 +273,7 @@ def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
         limit = max(per_minute, int(plan.server.get("trigger_rate_per_minute", 0)))
         note = "redpoll counts requests per client address and minute, not per app and second"
         plan.set(f"maxBackendEventsPerSecond of {app.id}", events, "trigger_rate_per_minute", limit, note)
-    clients = as_number(fields.take("maxClientEventsPerSecond", -1), "maxClientEventsPerSecond")
+    clients = as_number(fields.read("maxClientEventsPerSecond", -1), "maxClientEventsPerSecond")
     if clients > 0:
         limit = max(round(clients), int(plan.server.get("client_events_per_second", 0)))
         plan.set(f"maxClientEventsPerSecond of {app.id}", clients, "client_events_per_second", limit)
@@ -281,7 +281,7 @@ def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
         app.nothing(
             "maxClientEventsPerSecond", "none", "redpoll allows 10 a second and connection: client_events_per_second"
         )
-    reads = fields.take("maxReadRequestsPerSecond", -1)
+    reads = fields.read("maxReadRequestsPerSecond", -1)
     if as_number(reads, "maxReadRequestsPerSecond") > 0:
         app.nothing("maxReadRequestsPerSecond", reads, "redpoll doesn't limit reading requests")
 
@@ -311,24 +311,24 @@ def _webhook(app: AppPlan, webhook: Any) -> None:
 
 def _server(plan: Plan, options: _Options) -> None:
     for path, name in (("host", "host"), ("port", "port"), ("metrics.port", "control_port")):
-        value = options.take(path)
+        value = options.read(path)
         if value is not None:
             plan.set(path, value, name, value)
-    grace_ms = options.take("shutdownGracePeriod")
+    grace_ms = options.read("shutdownGracePeriod")
     if grace_ms is not None:
         plan.set(
             "shutdownGracePeriod", grace_ms, "shutdown_grace_s", as_number(grace_ms, "shutdownGracePeriod") / 1_000
         )
-    prefix = options.take("pathPrefix")
+    prefix = options.read("pathPrefix")
     if prefix is not None:
         plan.set("pathPrefix", prefix, "path_prefix", prefix)
     _tls(plan, options)
-    if options.take("adapter.driver") == "redis":
+    if options.read("adapter.driver") == "redis":
         _redis(plan, options)
 
 
 def _tls(plan: Plan, options: _Options) -> None:
-    cert, key = options.take("ssl.certPath"), options.take("ssl.keyPath")
+    cert, key = options.read("ssl.certPath"), options.read("ssl.keyPath")
     if cert is not None and key is not None:
         plan.set("ssl.certPath", cert, "tls_cert", cert)
         plan.set("ssl.keyPath", key, "tls_key", key)
@@ -336,17 +336,17 @@ def _tls(plan: Plan, options: _Options) -> None:
         port = plan.server.pop("port", 6_001)
         plan.set("port", port, "tls_port", port, "soketi's port is for TLS only if it has a certificate")
         plan.set("port", port, "port", 0, "redpoll has a port without TLS too; choose one, 0 takes any")
-    if options.take("ssl.passphrase") is not None:
+    if options.read("ssl.passphrase") is not None:
         plan.nothing("ssl.passphrase", "…", "the key of tls_key must have no passphrase")
 
 
 def _redis(plan: Plan, options: _Options) -> None:
-    if options.take("database.redis.sentinels") or options.take("database.redis.clusterNodes"):
+    if options.read("database.redis.sentinels") or options.read("database.redis.clusterNodes"):
         advice = "set redis_url to redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST"
         plan.nothing("database.redis", "sentinels or cluster", advice)
         return
-    host, port = options.take("database.redis.host", "127.0.0.1"), options.take("database.redis.port", 6_379)
-    user, password = options.take("database.redis.username", ""), options.take("database.redis.password", "")
+    host, port = options.read("database.redis.host", "127.0.0.1"), options.read("database.redis.port", 6_379)
+    user, password = options.read("database.redis.username", ""), options.read("database.redis.password", "")
     at = f"{quote(str(user), safe='')}:{quote(str(password), safe='')}@" if user or password else ""
-    shown = f"redis://{host}:{port}/{options.take('database.redis.db', 0)}"
+    shown = f"redis://{host}:{port}/{options.read('database.redis.db', 0)}"
     plan.set("database.redis", shown, "redis_url", shown.replace("//", f"//{at}"))

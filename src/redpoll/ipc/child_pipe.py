@@ -39,7 +39,7 @@ class ChildPipe:
         self._received = bytearray()
         self._unsent = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._take: Callable[[bytes], None] | None = None
+        self._handle: Callable[[bytes], None] | None = None
         self._on_eof: Callable[[], None] | None = None
 
     def fileno(self) -> int:
@@ -66,7 +66,7 @@ class ChildPipe:
         """Calls `on_message` with every further message of this inbox, and `on_eof` once when the other end is
         closed."""
 
-        def take(line: bytes) -> None:
+        def handle(line: bytes) -> None:
             match inbox.decode(line):
                 case None:
                     pass
@@ -79,7 +79,7 @@ class ChildPipe:
                     on_message(message)
 
         self._socket.setblocking(False)
-        self._loop, self._take, self._on_eof = loop, take, on_eof
+        self._loop, self._handle, self._on_eof = loop, handle, on_eof
         loop.add_reader(self._socket, self._readable)
         # Messages that arrived together with the first one must not wait for the next read.
         loop.call_soon(self._deliver)
@@ -125,11 +125,11 @@ class ChildPipe:
             self._on_eof()
 
     def _deliver(self) -> None:
-        assert self._take is not None
+        assert self._handle is not None
         while (end := self._received.find(b"\n")) >= 0:
             line = bytes(self._received[:end])
             del self._received[: end + 1]
-            self._take(line)
+            self._handle(line)
 
     def _flush(self) -> None:
         if self._socket.fileno() < 0:

@@ -76,8 +76,8 @@ class Start(Message, frozen=True, kw_only=True):
     store's shard key, which the supervisor learns from control.)
 
     `run` identifies this start of the supervisor: 12 hex digits. `number` is the worker's position, 0 to N - 1, which
-    its successors share. `k` counts the worker processes of the run from 1 and never repeats (cluster/README.md "Worker
-    names and fencing"). Both are 0 for the control plane.
+    its successors share. `process` counts the worker processes of the run from 1 and never repeats (cluster/README.md
+    "Worker names and fencing"). Both are 0 for the control plane.
 
     `listen_fd` is the inherited listening socket, of the public port for a worker and of the control port for control.
     `tls_fd` is a worker's second one, for the TLS port if there is one; `settings.tls_cert` and `settings.tls_key` then
@@ -89,7 +89,7 @@ class Start(Message, frozen=True, kw_only=True):
     role: Literal["worker", "control"]
     number: int
     run: str
-    k: int
+    process: int
     redis_url: str
     listen_fd: int
     requests_path: str

@@ -33,7 +33,7 @@ def answer_questions(answerers: Answerers, hub: Hub, life: Life, drain: Drain, w
     """Fills the worker's table. `w()` is its name in Redis."""
 
     async def list_connections(question: ListConnections) -> dict[str, Any]:
-        return await page_of(hub.everyone.each(), question)
+        return await page_of(hub.open_connections.each(), question)
 
     def move(question: Move) -> int:
         target = question.targets.get(w(), 0)
@@ -41,7 +41,7 @@ def answer_questions(answerers: Answerers, hub: Hub, life: Life, drain: Drain, w
             drain.begin(_MOVED, question.within_s, target=target, max_per_s=math.inf)
         return target
 
-    answerers.answer(Count, lambda question: len(hub.everyone))
+    answerers.answer(Count, lambda question: len(hub.open_connections))
     answerers.answer(Move, move)
     answerers.answer(TerminateUser, lambda question: hub.users.terminate(question.app, question.user))
     answerers.answer(CloseSocket, lambda question: hub.close_socket(question.app, question.socket))

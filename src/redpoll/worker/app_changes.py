@@ -36,7 +36,7 @@ class AppChanges:
     def changed(self, app_id: str, old: App | None, new: App | None) -> None:
         self._hub.debugging.app_changed(app_id, new)
         if new is not None:
-            self._hub.everyone.app_changed(new)
+            self._hub.open_connections.app_changed(new)
         self._registry.app_changed(old, new)
         if old is None:
             return
@@ -59,9 +59,9 @@ class AppChanges:
             if connection.state == _engine.OPEN:
                 work(connection)
 
-        self._janitor.spawn(walk(self._hub.everyone.each_of_app(app_id), follow))
+        self._janitor.spawn(walk(self._hub.open_connections.each_of_app(app_id), follow))
 
     def _close_app(self, app_id: str, code: int, message: str) -> None:
-        everyone = self._hub.everyone
-        count = everyone.count_of_app(app_id)
-        self._paced_close.close(everyone.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)
+        open_connections = self._hub.open_connections
+        count = open_connections.count_of_app(app_id)
+        self._paced_close.close(open_connections.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)

@@ -60,7 +60,7 @@ class Aside:
         self._registry = registry
         self._spawn = spawn
         self._tell = tell
-        self._drain = Drain(hub.everyone, spawn)
+        self._drain = Drain(hub.open_connections, spawn)
 
     def start(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self.start)
@@ -90,12 +90,12 @@ class Aside:
             self._tell(ClientsLeft(all=False))
             return
         self.on = True
-        log.error("clients closed, this worker does not reach redis", connections=len(self._hub.everyone))
+        log.error("clients closed, this worker does not reach redis", connections=len(self._hub.open_connections))
         self._hub.admission.dismiss(Refusal(Code.RECONNECT, _MESSAGE))
         self._spawn(self._close_all())
 
     async def _close_all(self) -> None:
         self._drain.begin(_MESSAGE, _WITHIN_S)
-        while len(self._hub.everyone):
+        while len(self._hub.open_connections):
             await asyncio.sleep(_LOOK_EVERY_S)
         self._tell(ClientsLeft(all=True))

@@ -47,7 +47,7 @@ async def page_of(connections: Iterable[Connection], question: ListConnections) 
         if find and not _matches(connection, find):
             return
         total += 1
-        entry = (connection.arrival.at_s, -total, connection)
+        entry = (connection.client_seen.at_s, -total, connection)
         if len(newest) < limit:
             heappush(newest, entry)
         elif newest and entry > newest[0]:
@@ -55,20 +55,20 @@ async def page_of(connections: Iterable[Connection], question: ListConnections) 
 
     await walk(connections, look)
     newest.sort(reverse=True)
-    # One may have come twice (`Everyone.each`).
+    # One may have come twice (`OpenConnections.each`).
     page = {id(connection): connection for _, _, connection in newest}
     return {"total": total, "connections": [_described(connection) for connection in page.values()]}
 
 
 def _matches(connection: Connection, find: str) -> bool:
     session = connection.session
-    words = (session.socket_id, session.user_id or "", connection.arrival.library, _address(connection))
+    words = (session.socket_id, session.user_id or "", connection.client_seen.library, _address(connection))
     return any(find in word for word in words)
 
 
 def _address(connection: Connection) -> str:
-    if connection.arrival.address:
-        return connection.arrival.address
+    if connection.client_seen.address:
+        return connection.client_seen.address
     # TLS listeners and the PROXY protocol know the client's address better than the kernel.
     peer = getattr(connection, "peer_address", None) or connection.peer
     return str(peer[0]) if peer else ""
@@ -80,8 +80,8 @@ def _described(connection: Connection) -> dict[str, Any]:
         "socket": session.socket_id,
         "app": session.app.id,
         "address": _address(connection),
-        "library": connection.arrival.library,
-        "since": connection.arrival.at_s,
+        "library": connection.client_seen.library,
+        "since": connection.client_seen.at_s,
         "channels": len(session.channels),
         "named": list(islice(session.channels, _MAX_CHANNELS_NAMED)),
         "user": session.user_id,

@@ -108,19 +108,19 @@ class Worker:
         self.link = open_link(start.redis_url)
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
         self._has_shard_key = asyncio.Event()
-        self.backpressure = Backpressure(self.hub.everyone, lambda: self.link.congested)
+        self.backpressure = Backpressure(self.hub.open_connections, lambda: self.link.congested)
         self.janitor = self._create_janitor(settings)
-        self._drain = Drain(self.hub.everyone, self.janitor.spawn)
+        self._drain = Drain(self.hub.open_connections, self.janitor.spawn)
         self.directory = Directory(self.link, keys, on_change=lambda *change: self._app_changes.changed(*change))
         self.directory.require(None)
-        self.answerers = Answerers(self.link, keys, lambda: self.registry.w)
+        self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
         self.registry = Registry(
             self.link,
             keys,
             self.hub,
             self.directory,
             start.run,
-            start.k,
+            start.process,
             self.answerers,
             debounce_s=settings.webhook_debounce_s,
             # /readyz says which worker it is.
@@ -132,10 +132,10 @@ class Worker:
         # A circle: the replayer asks it whether a user returned, and it has what was missed replayed.
         replay_missed = lambda *missed: self.hub.replayer.replay_missed(*missed)  # noqa: E731
         resume = UserResume(self.registry, self.link, keys, self.janitor, replay_missed)
-        debugging = Debugging(self.hub.everyone, self.link, keys, settings.node_name, f"worker {start.number}")
+        debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.w)
+        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.worker_id)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.gate = Gate(
             settings,
@@ -173,7 +173,7 @@ class Worker:
         start = self.start_message
         return Tracing(
             TraceWriter(self.link, keys, start.run),
-            lambda: self.registry.w,
+            lambda: self.registry.worker_id,
             start.settings.trace_calls_per_second,
             when_sent=self._when_sent,
         )
@@ -204,7 +204,7 @@ class Worker:
         self.collector.start()
         self.ready.set()
         self.child_pipe.send(Ready())
-        log.info("worker ready", worker=self.start_message.number, w=self.registry.w)
+        log.info("worker ready", worker=self.start_message.number, w=self.registry.worker_id)
 
     # -- draining ------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Worker:
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            await walk(self.hub.everyone.each(), Connection.abort)
+            await walk(self.hub.open_connections.each(), Connection.abort)
             log.warning("connections aborted", count=self.gate.connections, grace_s=grace_s)
         self.janitor.stop()
         self.aside.stop()

@@ -9,7 +9,7 @@ import structlog
 
 from redpoll import _engine
 from redpoll.cluster.stats import Stats
-from redpoll.worker.hub.everyone import UnsentBytes
+from redpoll.worker.hub.open_connections import UnsentBytes
 from redpoll.worker.timers.janitor import STATS_EVERY_TICKS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Statistics:
         backpressure: Backpressure,
     ) -> None:
         self.loop_exceptions_total = 0
-        self.unsent = UnsentBytes(gate.hub.everyone, STATS_EVERY_TICKS)
+        self.unsent = UnsentBytes(gate.hub.open_connections, STATS_EVERY_TICKS)
         self._link = link
         self._stats = stats
         self._registry = registry
@@ -59,7 +59,7 @@ class Statistics:
             return
         engine, flusher, gate, registry = _engine.counters(), self._gate.flusher, self._gate, self._registry
         self._stats.write(
-            registry.w,
+            registry.worker_id,
             {
                 "connections": gate.connections,
                 "connections_total": gate.connections_total,
@@ -108,7 +108,7 @@ class Statistics:
 
     def _apps(self) -> dict[str, list[int]]:
         """By app its connections, client events and events sent to clients, for the apps with the most connections."""
-        connections = Counter(self._gate.hub.everyone.counts())
+        connections = Counter(self._gate.hub.open_connections.counts())
         client_events, sent = self._gate.hub.client_events.received, self._gate.hub.events_sent
         by_app = {
             app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]

@@ -292,11 +292,11 @@ async def test_many_channels_catch_up_side_by_side(worker, bus, app, wait_until)
 
 async def test_worker_fenced_on_a_connection_that_lives_misses_nothing(worker, bus, app, link, keys, wait_until):
     socket = await attach(worker, wait_until)
-    reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(worker.registry.w))
+    reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(worker.registry.worker_id))
     for number in range(100):
         await send(bus, app, number)
     await reaping
-    await wait_until(lambda: worker.registry.w.endswith(".1"))
+    await wait_until(lambda: worker.registry.worker_id.endswith(".1"))
     await send(bus, app, 100)
     await wait_until(lambda: len(socket.events) == 101)
     assert numbers(socket) == list(range(101))
@@ -385,7 +385,7 @@ async def test_emptied_redis_has_a_new_history_of_which_nothing_is_missed(worker
     before = socket.place
     await link.ask(b"FLUSHALL")
     await send(bus, app, 2, 3)
-    await wait_until(lambda: worker.registry.w.endswith(".1"))
+    await wait_until(lambda: worker.registry.worker_id.endswith(".1"))
     await send(bus, app, 4)
     await wait_until(lambda: len(socket.events) == 4)
     assert data(socket) == ["1", "2", "3", "4"]

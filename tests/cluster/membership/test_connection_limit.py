@@ -86,7 +86,7 @@ async def test_places_of_a_killed_worker_are_free_when_it_is_reaped(a, start_wor
     waiting = [a.connect() for _ in range(3)]
     await asyncio.sleep(0.1)
     assert codes(a) == []
-    await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
+    await Reaper(link, keys, "ffffffffffff").reap(b.registry.worker_id)
     await wait_until(answered(*((a, join) for join in waiting)))
     assert codes(a) == [200] * 3
     late = a.connect()

@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from redpoll.cluster.membership.connection_state import Connection, ConnectionState
+from redpoll.cluster.membership.connection_state import ConnectionState, RedisState
 
 
 def states(logs) -> list[str]:
@@ -10,7 +10,7 @@ def states(logs) -> list[str]:
 
 
 def test_change_is_logged_once():
-    connection = Connection()
+    connection = RedisState()
     with capture_logs() as logs:
         for _ in range(2):
             connection.change(ConnectionState.REGISTERING)
@@ -49,7 +49,7 @@ async def test_fenced_worker_takes_its_next_name_and_is_open_again(start_worker,
         await link.ask(b"FLUSHALL")
         await wait_until(lambda: worker.registry.fenced and worker.registry.connection_state is ConnectionState.OPEN)
     assert states(logs) == ["fenced", "registering", "reasserting", "open"]
-    assert worker.registry.w.endswith(".1")
+    assert worker.registry.worker_id.endswith(".1")
 
 
 async def test_closed_worker_is_down(start_worker):

@@ -131,7 +131,7 @@ async def test_reaped_worker_is_counted_out(a, b, wait_until, link, keys):
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await wait_until(lambda: stays.counts[-1:] == [4])
     await b.kill()
-    await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
+    await Reaper(link, keys, "ffffffffffff").reap(b.registry.worker_id)
     await wait_until(lambda: stays.counts[-1] == 1)
 
 

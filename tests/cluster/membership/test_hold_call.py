@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from announced import announced_count
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.membership import hold_call
 from redpoll.cluster.membership.hold_call import (
@@ -86,7 +87,12 @@ def test_keys_follow_the_kind_and_the_flags():
     assert hold_keys(keys, "W", "A", "C", "p", "ro") == [*common, keys.members("A", "C")]
     histories = [keys.history_meta("A", "C"), keys.histories(at, "A")]
     cached = [keys.cached("A", "C"), keys.cache_miss("A", "C")]
-    assert hold_keys(keys, "W", "A", "C", "c", "schX") == [*common, keys.announced_count("A", "C"), *cached, *histories]
+    assert hold_keys(keys, "W", "A", "C", "c", "schX") == [
+        *common,
+        announced_count(keys, "A", "C"),
+        *cached,
+        *histories,
+    ]
     assert hold_keys(keys, "W", "A", "C", "c", "c") == [*common, *cached[:1]]
 
 

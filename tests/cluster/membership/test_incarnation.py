@@ -53,37 +53,37 @@ def held(shards):
 async def test_first_registration_writes_the_name_in_every_shard(make, link, keys):
     one = make()
     assert held(await one.register()) == {}
-    assert (one.w, one.name, one.gens[5]) == ("0123456789ab.3.0", b"0123456789ab.3.0", 1)
+    assert (one.worker_id, one.name, one.generations[5]) == ("0123456789ab.3.0", b"0123456789ab.3.0", 1)
     for at in range(SHARDS):
-        assert await link.ask(b"HGETALL", keys.worker(at, one.w)) == {b"gen": b"1"}
-    assert await link.ask(b"HEXISTS", keys.beat, one.w) == 1
+        assert await link.ask(b"HGETALL", keys.worker(at, one.worker_id)) == {b"gen": b"1"}
+    assert await link.ask(b"HEXISTS", keys.beat, one.worker_id) == 1
 
 
 async def test_later_connection_keeps_the_name_and_returns_what_it_holds(make, link, keys):
     one = make()
     await one.register()
-    await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c3")
-    await link.ask(b"HSET", keys.worker(6, one.w), "7:presence-a:b", "p1")
+    await link.ask(b"HSET", keys.worker(5, one.worker_id), "7:news", "c3")
+    await link.ask(b"HSET", keys.worker(6, one.worker_id), "7:presence-a:b", "p1")
     one.connection_lost()
     assert held(await one.register()) == {b"7:news": b"c3", b"7:presence-a:b": b"p1"}
-    assert (one.w, one.gens[63]) == ("0123456789ab.3.0", 2)
+    assert (one.worker_id, one.generations[63]) == ("0123456789ab.3.0", 2)
 
 
 async def test_reaped_worker_takes_the_next_name(make, link, keys):
     one = make()
     await one.register()
-    await Reaper(link, keys, "ffffffffffff").reap(one.w)
+    await Reaper(link, keys, "ffffffffffff").reap(one.worker_id)
     await one.register()
-    assert (one.w, one.gens[63]) == ("0123456789ab.3.1", 1)
+    assert (one.worker_id, one.generations[63]) == ("0123456789ab.3.1", 1)
     assert await link.ask(b"HKEYS", keys.beat) == [b"0123456789ab.3.1"]
 
 
 async def test_registration_against_a_greater_gen_takes_the_next_name(make, link, keys):
     one = make()
     await one.register()
-    await link.execute(REGISTER, (keys.worker(9, one.w),), (7, 0))
+    await link.execute(REGISTER, (keys.worker(9, one.worker_id),), (7, 0))
     await one.register()
-    assert one.w == "0123456789ab.3.1"
+    assert one.worker_id == "0123456789ab.3.1"
 
 
 async def test_worker_that_is_reaped_while_it_registers_leaves_no_name(make, link, keys):
@@ -94,14 +94,14 @@ async def test_worker_that_is_reaped_while_it_registers_leaves_no_name(make, lin
     def reap_first(script, names, args, done):
         # Just before the first registration, control finds nothing to fence and removes the heartbeat.
         if script is REGISTER and not reaped:
-            reaped.append(one.w)
-            link.call(b"HDEL", keys.beat, one.w)
+            reaped.append(one.worker_id)
+            link.call(b"HDEL", keys.beat, one.worker_id)
         run(script, names, args, done)
 
     link.run = reap_first
     await one.register()
     assert reaped == ["0123456789ab.3.0"]
-    assert one.w == "0123456789ab.3.1"
+    assert one.worker_id == "0123456789ab.3.1"
     assert await link.ask(b"KEYS", b"*:w:0123456789ab.3.0") == []
 
 
@@ -113,14 +113,14 @@ async def test_beats_go_on_and_return_the_version_of_the_directory(make, link, k
     await wait_until(lambda: len(seen["versions"]) > 3)
     assert seen["versions"][0] is None
     assert seen["versions"][-1] == b"4"
-    assert int(await link.ask(b"HGET", keys.beat, one.w)) > 3
+    assert int(await link.ask(b"HGET", keys.beat, one.worker_id)) > 3
 
 
 async def test_beat_of_a_worker_that_was_given_up_reports_it(make, link, keys, seen, wait_until):
     one = make()
     await one.register()
     one.start()
-    await link.ask(b"HSET", keys.beat, one.w, -1)
+    await link.ask(b"HSET", keys.beat, one.worker_id, -1)
     await wait_until(lambda: seen["fenced"])
 
 
@@ -151,13 +151,13 @@ async def test_unanswered_registration_ends(make, link, redis):
 
 async def test_failed_registration_is_repeated(make, link, keys, wait_until):
     one = make()
-    blocked = keys.worker(11, one.w)
+    blocked = keys.worker(11, one.worker_id)
     await link.ask(b"SET", blocked, b"no hash")
     registering = asyncio.create_task(one.register())
     await wait_until(lambda: one.errors)
     await link.ask(b"DEL", blocked)
     await registering
-    assert one.w == "0123456789ab.3.0"
+    assert one.worker_id == "0123456789ab.3.0"
     assert await link.ask(b"HGET", blocked, b"gen") == b"1"
 
 
@@ -172,7 +172,7 @@ async def test_clean_end_removes_the_name(make, link, keys):
 async def test_end_with_held_channels_leaves_the_name_to_the_reaper(make, link, keys):
     one = make()
     await one.register()
-    await link.ask(b"HSET", keys.worker(5, one.w), "7:news", "c1")
+    await link.ask(b"HSET", keys.worker(5, one.worker_id), "7:news", "c1")
     assert not await one.bury()
-    assert await link.ask(b"HEXISTS", keys.beat, one.w) == 1
-    assert await link.ask(b"EXISTS", keys.worker(5, one.w)) == 1
+    assert await link.ask(b"HEXISTS", keys.beat, one.worker_id) == 1
+    assert await link.ask(b"EXISTS", keys.worker(5, one.worker_id)) == 1

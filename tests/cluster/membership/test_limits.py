@@ -204,5 +204,5 @@ async def test_reaper_ends_histories_that_a_dead_worker_began(keeping, link, key
     await keeping.attach("room")
     await keeping.kill()
     reaper = Reaper(link, keys, "r", has_history=lambda app_id, channel: (app_id, channel) == ("7", "room"))
-    await reaper.reap(keeping.registry.w)
+    await reaper.reap(keeping.registry.worker_id)
     assert 0 < await link.ask(b"TTL", keys.history_meta("7", "room")) <= 300

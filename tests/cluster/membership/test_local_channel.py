@@ -4,7 +4,7 @@ from redpoll.cluster.history import HistoryPosition
 from redpoll.cluster.membership.channel_settings import ChannelSettings
 from redpoll.cluster.membership.hold_call import HoldCall
 from redpoll.cluster.membership.join import Join, JoinState, Stage
-from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel, Subscription
+from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel, TopicSubscription
 from redpoll.cluster.membership.tally import Tally
 from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.protocol.apps import App, HistoryRule
@@ -361,10 +361,10 @@ def test_server_to_user_channel_makes_no_call():
     join = queue(local_channel)
     assert local_channel.attach_queued() == [join]
     assert local_channel.attached == 1
-    local_channel.subscription = Subscription.CONFIRMED
+    local_channel.subscription = TopicSubscription.CONFIRMED
     local_channel.connection_lost()
     local_channel.renamed()
-    assert (local_channel.asserted, local_channel.subscription) == (True, Subscription.NONE)
+    assert (local_channel.asserted, local_channel.subscription) == (True, TopicSubscription.NONE)
     local_channel.detach(None)
     assert local_channel.idle
 

@@ -180,7 +180,7 @@ async def test_users_of_a_killed_worker_go_offline_once_when_it_is_reaped(a, b, 
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states))
     await b.kill()
     sent = len(a.sockets.states)
-    await Reaper(link, keys, "ffffffffffff").reap(b.registry.w)
+    await Reaper(link, keys, "ffffffffffff").reap(b.registry.worker_id)
     await wait_until(lambda: len(a.sockets.states) > sent)
     await asyncio.sleep(0.3)
     assert a.sockets.states[sent:] == [("u", False)]
@@ -210,7 +210,7 @@ async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, ke
     await wait_until(lambda: {("u", True), ("v", True)} <= set(a.sockets.states) & set(b.sockets.states))
     sent = [len(worker.sockets.states) for worker in (a, b)]
     await link.ask(b"FLUSHALL")
-    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    await wait_until(lambda: a.registry.worker_id.endswith(".1") and b.registry.worker_id.endswith(".1"))
     for user in ("u", "v"):
         while await link.ask(b"HVALS", keys.counts("7", f"%u:{user}")) != [b"1"]:
             await asyncio.sleep(0.005)

@@ -140,8 +140,8 @@ async def test_killed_worker_is_reaped_when_the_supervisor_reports_it(reaper, st
     await truth.settled([a])
     removed = [user for what, user in watcher.frames if what == "removed"]
     assert sorted(removed) == sorted(f"u{n}" for n in range(250))
-    assert await link.ask(b"KEYS", f"*{b.registry.w}*".encode()) == []
-    await wait_until(lambda: reaper.workers() == [a.registry.w])
+    assert await link.ask(b"KEYS", f"*{b.registry.worker_id}*".encode()) == []
+    await wait_until(lambda: reaper.workers() == [a.registry.worker_id])
 
 
 async def test_reap_of_many_channels_sends_few_calls_at_a_time(link, keys, start_worker, wait_until, truth):
@@ -161,7 +161,7 @@ async def test_reap_of_many_channels_sends_few_calls_at_a_time(link, keys, start
 
     watching = asyncio.create_task(watch())
     before = len(asyncio.all_tasks())
-    await reaper.reap(b.registry.w)
+    await reaper.reap(b.registry.worker_id)
     watching.cancel()
     # The 64 shards are fenced and buried at once.
     assert max(tasks) - before <= 70
@@ -181,7 +181,7 @@ async def test_worker_that_stops_beating_is_reaped_only_when_the_supervisor_repo
     await b.kill()
     await other.kill()
     await wait_until(lambda: reaper.reaped == 1)
-    assert sorted(reaper.workers()) == [a.registry.w, b.registry.w]
+    assert sorted(reaper.workers()) == [a.registry.worker_id, b.registry.worker_id]
     assert sockets[0].users == {"watcher", "u"}
     reaper.set_alive({1}, 2)
     await wait_until(lambda: reaper.reaped == 2)
@@ -194,7 +194,7 @@ async def test_worker_of_an_earlier_supervisor_is_judged_by_its_beats(reaper, st
     a = await start_worker(1, run="aaaaaaaaaaaa", beat_s=0.01)
     socket = a.join(ROOM, "u")
     await wait_until(lambda: socket.state == "attached")
-    await wait_until(lambda: reaper.workers() == [a.registry.w])
+    await wait_until(lambda: reaper.workers() == [a.registry.worker_id])
     assert reaper.reaped == 0
     await a.kill()
     await wait_until(lambda: reaper.reaped == 1)
@@ -209,7 +209,7 @@ async def test_hung_worker_comes_back_under_its_next_name(reaper, start_worker, 
     await wait_until(lambda: reaper.reaped == 1)
     await wait_until(lambda: ("removed", "u") in watcher.frames)
     b.registry._incarnation.start()
-    await wait_until(lambda: b.registry.w.endswith(".1"))
+    await wait_until(lambda: b.registry.worker_id.endswith(".1"))
     await truth.settled([a, b])
     assert watcher.users == {"watcher", "u"}
     assert own.state == "attached"
@@ -256,16 +256,16 @@ async def test_reap_that_broke_off_at_any_step_is_finished_by_the_next(link, key
 
     for after in (0, 1, 30, 65, 66, 67, 69, 72, 76, 82, 95, 110):
         with pytest.raises(LinkDown):
-            await Reaper(Breaks(after), keys, RUN).reap(b.registry.w)
-    await Reaper(Breaks(10_000), keys, RUN).reap(b.registry.w)
+            await Reaper(Breaks(after), keys, RUN).reap(b.registry.worker_id)
+    await Reaper(Breaks(10_000), keys, RUN).reap(b.registry.worker_id)
     await truth.settled([a])
     assert len([1 for what, _ in watcher.frames if what == "removed"]) == 350
-    assert await link.ask(b"KEYS", f"*{b.registry.w}*".encode()) == []
+    assert await link.ask(b"KEYS", f"*{b.registry.worker_id}*".encode()) == []
 
 
 async def test_worker_that_ended_cleanly_is_not_reaped(link, keys, start_worker, wait_until):
     a = await start_worker(1)
-    w = a.registry.w
+    w = a.registry.worker_id
     assert await a.registry.finish(timeout_s=60)
     await Reaper(link, keys, RUN).reap(w)
     assert await link.ask(b"KEYS", b"*") == []
@@ -343,7 +343,7 @@ async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, sta
     sockets = [b.join(ROOM, f"u{n}") for n in range(3)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     await b.kill()
-    w, at = b.registry.w, shard("7", ROOM)
+    w, at = b.registry.worker_id, shard("7", ROOM)
     await link.ask(b"HSET", keys.worker(at, w), "gen", -1)
     names = hold_keys(keys, w, "7", ROOM, "p", "u")
     args = [w, -1, "p", "u", "7", ROOM, 0, 0, keys.topic("7", ROOM), keys.publish, 1, 0, "u0"]
@@ -363,7 +363,7 @@ async def test_worker_of_an_earlier_record_store_is_reaped_where_its_channels_ar
     other = Keys(keys.prefix, shard_key=bytes(range(16)))
     assert other.shard("7", ROOM) != keys.shard("7", ROOM)
     async with asyncio.timeout(60):
-        await Reaper(link, other, RUN).reap(b.registry.w)
+        await Reaper(link, other, RUN).reap(b.registry.worker_id)
     left = [key for key in await link.ask(b"KEYS", b"*") if not key.endswith((b":clock", b":dir", b":dirver"))]
     assert left == []
 
@@ -379,11 +379,11 @@ async def leave_dead(worker, wait_until, channels):
 
 
 async def rows_of(outbox) -> list[str]:
-    rows, drained = [], await outbox.drain()
+    rows, drained = [], await outbox.take()
     while drained.rows:
         rows += drained.rows
         outbox.committed(drained.rows)
-        drained = await outbox.drain()
+        drained = await outbox.take()
     return sorted(f"{row.event} {row.channel} {row.user or ''}".strip() for row in rows)
 
 
@@ -393,10 +393,10 @@ async def test_reaper_writes_the_rows_of_a_dead_workers_members_and_channels(lin
     outbox, patient = Outbox(link, keys, 0), Outbox(link, keys, 60)
     assert len(await rows_of(outbox)) == 152
     reaper = Reaper(link, keys, RUN, hooks_of={"7": "om"}.__getitem__)
-    await reaper.reap(b.registry.w)
+    await reaper.reap(b.registry.worker_id)
     assert await rows_of(patient) == []
     assert patient.leaves == 152
-    await reaper.reap(b.registry.w)
+    await reaper.reap(b.registry.worker_id)
     expected = [f"channel.vacated {ROOM}", "channel.vacated news"]
     assert await rows_of(outbox) == sorted(expected + [f"member.removed {ROOM} u{n}" for n in range(150)])
 
@@ -405,7 +405,7 @@ async def test_reaper_without_a_debounce_writes_rows_at_once(link, keys, start_w
     b = await start_worker(2)
     await leave_dead(b, wait_until, [ROOM])
     await rows_of(patient := Outbox(link, keys, 60))
-    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounce_s=0).reap(b.registry.w)
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "o", debounce_s=0).reap(b.registry.worker_id)
     assert await rows_of(patient) == ["channel.vacated news", f"channel.vacated {ROOM}"]
 
 
@@ -417,8 +417,8 @@ async def test_living_worker_that_is_reaped_returns_without_a_row(link, keys, st
     # The debounce is over when the test says so: the worker may take long to return.
     outbox = Outbox(link, keys, 60)
     assert len(await rows_of(outbox)) == 3
-    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
-    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.worker_id)
+    await wait_until(lambda: a.registry.worker_id.endswith(".1"))
     await truth.settled([a])
     assert await rows_of(outbox) == []
     assert outbox.leaves == 0
@@ -432,10 +432,10 @@ async def test_living_worker_that_returns_too_late_makes_rows_for_both(link, key
     outbox = Outbox(link, keys, 0)
     before = await rows_of(outbox)
     a.registry._incarnation.close()
-    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.w)
+    await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.worker_id)
     after = ["channel.vacated news", f"channel.vacated {ROOM}", f"member.removed {ROOM} u"]
     assert await rows_of(outbox) == after
     a.registry._incarnation.start()
-    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await wait_until(lambda: a.registry.worker_id.endswith(".1"))
     await truth.settled([a])
     assert await rows_of(outbox) == before

@@ -89,8 +89,8 @@ async def test_channels_listed_for_us_that_nobody_holds_are_released(a, b, link,
     watcher = await b.attach("presence-lost", "watcher")
     for channel, users in (("lost", []), ("presence-lost", [f"u{n}" for n in range(300)])):
         kind = "p" if users else "c"
-        names = hold_keys(keys, a.registry.w, "7", channel, kind, "")
-        args = [a.registry.w, 1, kind, "", "7", channel, 3, 0, keys.topic("7", channel), keys.publish]
+        names = hold_keys(keys, a.registry.worker_id, "7", channel, kind, "")
+        args = [a.registry.worker_id, 1, kind, "", "7", channel, 3, 0, keys.topic("7", channel), keys.publish]
         pairs = [part for user in users for part in (user, "")]
         assert (await link.execute(HOLD, names, [*args, 0, len(users), *pairs]))[0] == b"OK"
     await wait_until(lambda: len(watcher.users) == 301)
@@ -107,7 +107,7 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     bus = Bus(link, keys)
     a.link.drop("for the test")
     await wait_until(lambda: a.link.connects == 2)
-    while await bus.not_listening([a.registry.w.rpartition(".")[0]]):
+    while await bus.not_listening([a.registry.worker_id.rpartition(".")[0]]):
         await link.ask(b"PING")
     assert await publish_all(bus, a.app, [Outgoing("news", "e", "1")]) == [1]
     await wait_until(lambda: len(socket.events) == 1)
@@ -142,7 +142,7 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
     await wait_until(lambda: late.state == "attached")
     await truth.settled([a])
     assert a.registry.fenced == 0
-    assert a.registry.w.endswith(".1")
+    assert a.registry.worker_id.endswith(".1")
 
 
 # Fenced, emptied, reaped by mistake
@@ -151,8 +151,8 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
 async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(a, b, link, keys, wait_until, truth):
     own = [await a.attach(ROOM, f"u{n}") for n in range(3)]
     watcher = await b.attach(ROOM, "watcher")
-    await Reaper(link, keys, "ffffffffffff").reap(a.registry.w)
-    await wait_until(lambda: a.registry.w.endswith(".1"))
+    await Reaper(link, keys, "ffffffffffff").reap(a.registry.worker_id)
+    await wait_until(lambda: a.registry.worker_id.endswith(".1"))
     await truth.settled([a, b])
     assert a.registry.fenced == 1
     for user in ("u0", "u1", "u2"):
@@ -163,12 +163,12 @@ async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(
 
 async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):
     await a.attach(ROOM, "u")
-    w = a.registry.w
+    w = a.registry.worker_id
     a.registry._incarnation.close()
     reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(w))
     await reaping
     late = await a.attach(ROOM, "late")
-    assert a.registry.w != w
+    assert a.registry.worker_id != w
     assert late.snapshot == {"u", "late"}
     await truth.settled([a, b])
 
@@ -181,7 +181,7 @@ async def test_emptied_redis_is_filled_again_by_the_living_workers(start_worker,
     await b.attach("news")
     await wait_until(lambda: first.users == {"u1", "u2"})
     await link.ask(b"FLUSHALL")
-    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    await wait_until(lambda: a.registry.worker_id.endswith(".1") and b.registry.worker_id.endswith(".1"))
     await truth.settled([a, b])
     # Known users make no frame.
     assert first.frames == [("added", "u2")]
@@ -203,8 +203,8 @@ async def test_killed_redis_comes_back_with_its_data(own_redis, start_worker, wa
     await wait_until(lambda: waiting.state == "attached")
     await wait_until(lambda: first.users == {"u1", "u2", "u3"})
     assert first.frames == [("added", "u2"), ("added", "u3")]
-    assert a.registry.w.endswith(".0")
-    assert b.registry.w.endswith(".0")
+    assert a.registry.worker_id.endswith(".0")
+    assert b.registry.worker_id.endswith(".0")
     assert first.frames.count(("added", "u3")) == 1
 
 

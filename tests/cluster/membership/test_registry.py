@@ -254,7 +254,7 @@ async def test_worker_that_ends_cleanly_leaves_nothing(a, link, keys, truth):
 async def test_worker_that_cannot_end_cleanly_is_left_to_the_reaper(a, link, keys):
     await a.attach(ROOM, "u")
     assert not await a.registry.finish(timeout_s=0.05)
-    assert await link.ask(b"HEXISTS", keys.beat, a.registry.w) == 1
+    assert await link.ask(b"HEXISTS", keys.beat, a.registry.worker_id) == 1
 
 
 async def test_message_on_sys_reaches_the_owner(a, link, keys, wait_until):

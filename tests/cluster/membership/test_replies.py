@@ -83,7 +83,7 @@ async def test_user_who_is_asserted_before_the_second_look_makes_no_frame(start_
     frames = list(watcher.frames)
     await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
-    await wait_until(lambda: a.registry.w.endswith(".1") and b.registry.w.endswith(".1"))
+    await wait_until(lambda: a.registry.worker_id.endswith(".1") and b.registry.worker_id.endswith(".1"))
     await truth.settled([a, b])
     # The second look, which comes when the test says so.
     local_channel = a.registry.local_channel("7", ROOM)

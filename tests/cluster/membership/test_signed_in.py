@@ -90,7 +90,7 @@ async def test_killed_worker_leaves_no_user(a, link, keys, truth):
     a.registry.signed_in.sign_in(a.app, "u")
     await until_signed_in(link, keys, "u", 1)
     await a.kill()
-    await Reaper(link, keys, "ffffffffffff").reap(a.registry.w)
+    await Reaper(link, keys, "ffffffffffff").reap(a.registry.worker_id)
     assert await truth.channel_keys() == []
 
 

@@ -4,6 +4,7 @@ from zlib import crc32
 
 import pytest
 
+from announced import announced_count
 from redpoll.cluster.redis import keys as keys_module
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, TAGS, Keys, cap_of_shard, share_of_limit
 from unkeyed import shard
@@ -54,7 +55,7 @@ def test_keys_and_topic_of_a_channel_lie_in_one_slot():
             keys.counts(app_id, channel),
             keys.members(app_id, channel),
             keys.occupied(at, app_id),
-            keys.announced_count(app_id, channel),
+            announced_count(keys, app_id, channel),
             keys.cached(app_id, channel),
             keys.history(app_id, channel),
             keys.history_meta(app_id, channel),
@@ -84,7 +85,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.counts("A", "C"),
         keys.members("A", "C"),
         keys.occupied(at, "A"),
-        keys.announced_count("A", "C"),
+        announced_count(keys, "A", "C"),
         keys.cached("A", "C"),
         keys.cache_miss("A", "C"),
         keys.history("A", "C"),

@@ -74,5 +74,5 @@ async def test_credentials_are_refused_with_503_while_revocations_are_not_known(
     plane.records.is_current = lambda: True
     assert (await plane.ask("GET", "/apps/3/channels", b"", bearer)).status == 200
     # What Redis says of a revoked one.
-    plane.records.take_revoked([token.hash, "another"])
+    plane.records.forget_revoked([token.hash, "another"])
     assert (await plane.ask("GET", "/apps/3/channels", b"", bearer)).json()["code"] == "token_revoked"

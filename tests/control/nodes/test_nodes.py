@@ -27,7 +27,7 @@ async def test_rows_have_connections_of_living_workers_and_are_sorted_by_name(no
         node(TWO, "b", workers=[1], alive=False),
         node(ONE, "a", workers=[1, 2], started=5.0),
     ]
-    nodes.view.take(found, ONE)
+    nodes.view.update(found, ONE)
     rows = [(row.name, row.workers, row.connections, row.leader, row.draining, row.alive) for row in await nodes.rows()]
     assert rows == [
         ("a", 2, 7, True, False, True),
@@ -45,7 +45,7 @@ async def test_rows_say_how_much_of_the_leaders_work_a_node_can_do(node):
     found = [
         node(run, run[0], fitness=fitness) for run, fitness in zip((ONE, TWO, THREE), reversed(Fitness), strict=True)
     ]
-    nodes.view.take(found, ONE)
+    nodes.view.update(found, ONE)
     assert [row.fitness for row in await nodes.rows()] == ["fit", "no record store", "unfit"]
 
 

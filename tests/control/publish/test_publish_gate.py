@@ -69,7 +69,7 @@ class World:
         """What the supervisor says of another node. `last_beat`: it is dead since this heartbeat."""
         alive, beat = last_beat is None, last_beat or 0
         other = known(run, "b", alive=alive, workers=workers, beat=beat, without_clients=without_clients)
-        self.view.take([known(OWN, workers=[1]), other], None)
+        self.view.update([known(OWN, workers=[1]), other], None)
 
     async def subscribe(self, *names: str) -> None:
         link = await self._connect()
@@ -133,7 +133,7 @@ async def test_it_waits_until_the_supervisor_knows_the_other_nodes(world):
     await world.subscribe(f"{OWN}.1")
     world.wait()
     await world.stays_closed(1)
-    world.view.take([], None)
+    world.view.update([], None)
     await world.opens()
 
 
@@ -149,7 +149,7 @@ async def test_connection_of_a_dead_worker_does_not_stand_in_for_a_living_one(wo
 
 
 async def test_node_that_the_supervisor_does_not_know_yet_counts(world):
-    world.view.take([], None)
+    world.view.update([], None)
     world.keep_beating(OWN)
     world.keep_beating(OTHER)
     await world.subscribe(f"{OWN}.1")

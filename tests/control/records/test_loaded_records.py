@@ -130,8 +130,8 @@ async def test_change_that_redis_brought_and_the_store_lost_is_undone(make, post
     backup = await Backup.of(store)
     lost = await one.add_key(app.id)
     await one.revoke_tokens([token.id])
-    other.take_directory(one.directory, one.apps)
-    other.take_revoked([token.hash])
+    other.adopt_directory(one.directory, one.apps)
+    other.forget_revoked([token.hash])
     assert lost.key in other.by_key
     await backup.replace(store)
     await store.close()

@@ -58,7 +58,7 @@ async def nodes(redis, tmp_path):
     for name in RUNS:
         event_log = await EventLog.open(tmp_path / f"{name}.sqlite", 10_000, 1e9)
         nodes[name] = Node(event_log, Link(redis.url), name)
-        nodes[name].view.take([known(run, other) for other, run in RUNS.items()], None)
+        nodes[name].view.update([known(run, other) for other, run in RUNS.items()], None)
         nodes[name].link.start()
     look = nodes["one"].link
     await look.wait_up()
@@ -111,7 +111,7 @@ async def test_node_that_does_not_answer_is_named_and_its_newer_calls_come_on_no
 async def test_cursor_of_a_node_that_was_alone_goes_on_with_its_own_log(nodes):
     one, two = nodes
     await one.write(call(100), call(300))
-    two.view.take([], None)
+    two.view.update([], None)
     await two.write(call(50), call(200), call(400))
     first = await two.log.find("3", Query(), 1)
     assert first.next.isdigit()

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from redpoll.cluster.outbox import Subject
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import Announced
-from redpoll.control.webhooks.intake import DRAIN_EVERY_S, Intake, delivery_id
+from redpoll.control.webhooks.intake import TAKE_EVERY_S, Intake, delivery_id
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
@@ -91,7 +91,7 @@ async def test_every_endpoint_that_wants_a_transition_gets_a_delivery(store, add
         transition("channel.occupied", "room-1", app_id="77"),
     ]
     added = []
-    await make_intake(Box(*rows), added=added).drain_once()
+    await make_intake(Box(*rows), added=added).take_once()
     expected = [
         ("e1", "channel.occupied", "room-1"),
         ("e2", "channel.occupied", "room-1"),
@@ -110,7 +110,7 @@ async def test_body_is_rendered_in_the_format_of_the_endpoint(store, add_endpoin
     await add_endpoint("e1")
     await add_endpoint("e2", format="pusher")
     row = transition("channel.occupied", "room", trace="tr", detail=b"3")
-    await make_intake(Box(row)).drain_once()
+    await make_intake(Box(row)).take_once()
     service, pusher = await written(store)
     assert json.loads(service.body)["data"] == {"channel": "room", "subscription_count": 3, "seq": row.stamp}
     assert json.loads(pusher.body)["events"][0]["name"] == "channel_occupied"
@@ -120,7 +120,7 @@ async def test_body_is_rendered_in_the_format_of_the_endpoint(store, add_endpoin
 async def test_disabled_endpoint_gets_transitions_from_before_it_was_disabled(store, add_endpoint, make_intake):
     await add_endpoint("e1", disabled_at=NOW_S)
     before = transition(time_ms=int(NOW_S * 1000) - 1)
-    await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).drain_once()
+    await make_intake(Box(before, transition(time_ms=int(NOW_S * 1000)))).take_once()
     assert [delivery.stamp for delivery in await written(store)] == [before.stamp]
 
 
@@ -132,9 +132,9 @@ async def test_endpoint_that_the_store_lost_does_not_block_the_others(store, add
     box = Box(transition())
     intake = make_intake(box)
     with capture_logs() as lines:
-        await intake.drain_once()
+        await intake.take_once()
         box.rows.append(transition())
-        await intake.drain_once()
+        await intake.take_once()
     assert {delivery.endpoint_id for delivery in await written(store)} == {"e1"}
     assert intake.taken_total == 2
     assert [line["endpoint"] for line in lines if "not in the record store" in line["event"]] == ["lost"]
@@ -145,8 +145,8 @@ async def test_unreadable_row_is_counted_and_skipped(store, add_endpoint, make_i
     good = transition("client_event")
     box = Box(transition("client_event", detail=b"{not json"), good)
     intake = make_intake(box)
-    await intake.drain_once()
-    await intake.drain_once()
+    await intake.take_once()
+    await intake.take_once()
     assert [delivery.stamp for delivery in await written(store)] == [good.stamp]
     assert (intake.unreadable_total, intake.taken_total, box.rows) == (1, 2, [])
 
@@ -161,16 +161,16 @@ async def test_too_many_deliveries_are_dropped_and_counted(store, add_endpoint, 
     box = Box(*(transition(channel=f"c{number}") for number in range(5)))
     again = list(box.rows)
     intake = make_intake(box, bound=bound)
-    await intake.drain_once()
+    await intake.take_once()
     # Public channels take half of the places.
     assert [delivery.channel for delivery in await written(store)] == ["c0", "c1", "c2"]
     box.put(*(transition(channel=f"private-{number}") for number in range(5)))
-    await intake.drain_once()
+    await intake.take_once()
     assert [delivery.channel for delivery in await written(store)][3:] == ["private-0", "private-1", "private-2"]
     # Rows whose deliveries are stored aren't dropped when they are read again.
     box._committed.clear()
     box.rows = again[:3]
-    await intake.drain_once()
+    await intake.take_once()
     assert bound.dropped_total == 4
     async with store.reading() as connection:
         depth = (await delivery_rows.depths(connection, ["e1"]))["e1"]
@@ -188,12 +188,12 @@ async def test_row_is_removed_from_redis_only_after_the_commit(store, add_endpoi
             raise full
 
         broken.setattr(delivery_rows, "add", add)
-        assert await intake.drain_once() > DRAIN_EVERY_S
-        await intake.drain_once()
+        assert await intake.take_once() > TAKE_EVERY_S
+        await intake.take_once()
         assert len(box.rows) == 1
-    await intake.drain_once()
+    await intake.take_once()
     assert len(await written(store)) == 1
-    await intake.drain_once()
+    await intake.take_once()
     assert box.rows == []
 
 
@@ -210,7 +210,7 @@ async def test_former_leader_that_does_not_know_an_endpoint_leaves_its_rows(stor
 
         replaced.setattr(store, "change", change)
         for _ in range(2):
-            await intake.drain_once()
+            await intake.take_once()
     assert len(box.rows) == 1
 
 
@@ -222,12 +222,12 @@ async def test_rows_wait_until_the_endpoints_of_other_servers_are_known(store, a
     # Another server created the endpoint and told the workers to write rows; this one hasn't read it yet.
     async with store.change() as connection:
         created = await raise_version(connection, webhooks=("e1",))
-    await intake.drain_once()
-    await intake.drain_once()
+    await intake.take_once()
+    await intake.take_once()
     assert (len(box.rows), await written(store)) == (1, [])
     await add_endpoint("e1")
     known[0] = created
-    await intake.drain_once()
+    await intake.take_once()
     assert len(await written(store)) == 1
 
 
@@ -236,9 +236,9 @@ async def test_drain_is_repeated_after_redis_was_away(store, add_endpoint, make_
     box = Box(transition())
     box.fault = LinkDown(False)
     intake = make_intake(box)
-    assert await intake.drain_once() == DRAIN_EVERY_S
+    assert await intake.take_once() == TAKE_EVERY_S
     box.fault = None
-    await intake.drain_once()
+    await intake.take_once()
     assert len(await written(store)) == 1
 
 
@@ -247,7 +247,7 @@ async def test_drain_is_repeated_at_once_if_more_rows_wait(store, add_endpoint, 
     box = Box(*(transition("client_event") for _ in range(5)))
     box.page = 2
     intake = make_intake(box)
-    assert [await intake.drain_once() for _ in range(4)] == [0.0, 0.0, DRAIN_EVERY_S, DRAIN_EVERY_S]
+    assert [await intake.take_once() for _ in range(4)] == [0.0, 0.0, TAKE_EVERY_S, TAKE_EVERY_S]
     assert len(await written(store)) == 5
 
 
@@ -257,7 +257,7 @@ async def test_repeated_row_creates_no_second_delivery(store, add_endpoint, make
     added = []
     for _ in range(3):
         # As if the control plane had been killed before it removed the row from Redis.
-        await make_intake(Box(row), added=added).drain_once()
+        await make_intake(Box(row), added=added).take_once()
     assert [delivery.id for delivery in await written(store)] == [delivery_id(row.shard, row.stamp, "e1")]
     assert len(added) == 1
 
@@ -277,7 +277,7 @@ async def test_no_transition_is_lost_if_intake_is_killed_at_any_moment(store, ad
         rows += new
         box.put(*new)
         intake = make_intake(box)
-        look = asyncio.create_task(intake.drain_once())
+        look = asyncio.create_task(intake.take_once())
         for _ in range(moment):
             await asyncio.sleep(0)
         if moment % 2:
@@ -287,7 +287,7 @@ async def test_no_transition_is_lost_if_intake_is_killed_at_any_moment(store, ad
         await asyncio.gather(look, return_exceptions=True)
     intake = make_intake(box)
     while box.rows:
-        await intake.drain_once()
+        await intake.take_once()
     expected = {delivery_id(row.shard, row.stamp, name) for row in rows for name in ("e1", "e2")}
     found = [delivery.id for delivery in await written(store)]
     assert len(found) == len(expected)
@@ -303,21 +303,21 @@ async def test_forgotten_before_excludes_rows_that_redis_may_return_again(store,
     box.page = 1
     intake = make_intake(box)
     assert intake.forgotten_before() == 0.0
-    await intake.drain_once()
+    await intake.take_once()
     # An earlier process may have left rows in Redis, until all rows were read and removed once.
     assert intake.forgotten_before() == 0.0
-    await intake.drain_once()
+    await intake.take_once()
     assert intake.forgotten_before() == 0.0
-    await intake.drain_once()
+    await intake.take_once()
     assert intake.forgotten_before() == NOW_S
     box.put(transition("client_event"))
-    await intake.drain_once()
+    await intake.take_once()
     clock.advance(60)
     box.fault = LinkDown(True)
-    await intake.drain_once()
+    await intake.take_once()
     assert intake.forgotten_before() == NOW_S
     box.fault = None
-    await intake.drain_once()
+    await intake.take_once()
     assert intake.forgotten_before() == NOW_S + 60
 
 
@@ -330,7 +330,7 @@ async def test_forgotten_before_does_not_advance_while_the_store_fails(store, ad
 
     monkeypatch.setattr(delivery_rows, "add", add)
     for _ in range(3):
-        await intake.drain_once()
+        await intake.take_once()
     assert intake.forgotten_before() == 0.0
 
 
@@ -370,7 +370,7 @@ async def test_outbox_is_read_ten_times_a_second_with_endpoints_or_waiting_rows(
 ):
     def idle_for_long() -> None:
         # What is read from now on is not read because a second is over.
-        monkeypatch.setattr("redpoll.control.webhooks.intake.IDLE_DRAIN_EVERY_S", 3600.0)
+        monkeypatch.setattr("redpoll.control.webhooks.intake.IDLE_TAKE_EVERY_S", 3600.0)
 
     box = Box()
     if wanted == "endpoint":
@@ -411,7 +411,7 @@ async def test_transition_that_redis_repeats_is_announced_once(store, add_endpoi
     await add_endpoint("e1")
     await make_intake(
         Box(transition("channel.occupied"), transition("member.added", user="ann"), transition("channel.vacated"))
-    ).drain_once()
+    ).take_once()
     # The leader and Redis failed together. What was lost happens again, and one row is here again.
     again = Box(
         transition("channel.vacated"),
@@ -419,7 +419,7 @@ async def test_transition_that_redis_repeats_is_announced_once(store, add_endpoi
         transition("channel.occupied"),
         transition("channel.occupied"),
     )
-    await make_intake(again).drain_once()
+    await make_intake(again).take_once()
     room = "room"
     assert await events(store) == [
         ("channel.occupied", room, None),
@@ -435,7 +435,7 @@ async def test_commit_without_an_answer_is_known_to_the_next_announcement(
     await add_endpoint("e1")
     box = Box(transition("member.removed", user="ann"))
     intake = make_intake(box)
-    await intake.drain_once()
+    await intake.take_once()
     box.put(transition("member.added", user="ann"))
     change = store.change
     with monkeypatch.context() as broken:
@@ -447,9 +447,9 @@ async def test_commit_without_an_answer_is_known_to_the_next_announcement(
             raise sa.exc.OperationalError("COMMIT", None, OSError("connection lost"))
 
         broken.setattr(store, "change", change_without_an_answer)
-        await intake.drain_once()
+        await intake.take_once()
     box.put(transition("member.removed", user="ann"))
-    await intake.drain_once()
+    await intake.take_once()
     assert [event for event, _, _ in await events(store)] == ["member.removed", "member.added", "member.removed"]
 
 
@@ -457,28 +457,28 @@ async def test_rows_that_a_failover_brings_back_change_nothing(store, add_endpoi
     await add_endpoint("e1")
     rows = [transition("channel.occupied"), transition("channel.vacated"), transition("channel.occupied")]
     intake = make_intake(Box(*rows))
-    await intake.drain_once()
+    await intake.take_once()
     intake._outbox.connects = 2
     intake._outbox.put(*rows[:2], transition("channel.occupied"))
-    await intake.drain_once()
+    await intake.take_once()
     assert [event for event, *_ in await events(store)] == [row.event for row in rows]
 
 
 async def test_endpoint_of_one_event_of_a_pair_gets_each_of_them(store, add_endpoint, make_intake):
     await add_endpoint("e1", events=("channel.occupied",))
-    await make_intake(Box(transition("channel.occupied"), transition("channel.occupied"))).drain_once()
+    await make_intake(Box(transition("channel.occupied"), transition("channel.occupied"))).take_once()
     assert len(await written(store)) == 2
 
 
 async def test_what_redis_lost_is_stated_again(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     added = [transition("member.added", user=user) for user in ("gone", "here")]
-    await make_intake(Box(transition("channel.occupied"), *added)).drain_once()
+    await make_intake(Box(transition("channel.occupied"), *added)).take_once()
     box = Box()
     box.is_present = {Subject(APP, "room", None): True, Subject(APP, "room", "here"): True}
-    await make_intake(box, compare_after_s=(0.0,)).drain_once()
+    await make_intake(box, compare_after_s=(0.0,)).take_once()
     assert box.restated == [Subject(APP, "room", "gone")]
     # Later it is no longer looked at.
     intake = make_intake(box, compare_after_s=(), lasts_s=0.0)
-    await intake.drain_once()
+    await intake.take_once()
     assert not intake._announced.active

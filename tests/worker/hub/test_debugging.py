@@ -116,5 +116,5 @@ async def test_a_subscribe_that_waits_says_what_for(bench, lines):
     assert (line["waits_for"], line["redis"]) == ("Redis' answer", "open")
     assert line["for_s"] >= 1
     assert {line["socket"] for line in lines if line.get("what") == "subscribe waits"} == {client.socket_id}
-    connection = next(one for one in worker.hub.everyone if one.session.socket_id == client.socket_id)
+    connection = next(one for one in worker.hub.open_connections if one.session.socket_id == client.socket_id)
     assert str(connection) == f"connection {client.socket_id}"

@@ -112,7 +112,7 @@ class TestChannels:
         for _ in range(151):
             await client.until(SUCCEEDED)
         client.socket.transport.abort()
-        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        await bench.settled(worker, lambda: not len(worker.hub.open_connections))
         await bench.settled(worker, lambda: not worker.registry.channels)
         assert worker.gate.connections == 0
 
@@ -244,7 +244,7 @@ class TestTurns:
             await many.send("pusher:unsubscribe", {"channel": f"c{n}"})
         await many.nothing_more()
         many.socket.transport.abort()
-        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        await bench.settled(worker, lambda: not len(worker.hub.open_connections))
         worker.link._connection._transport.resume_reading()
         await bench.settled(worker, lambda: not worker.registry.channels)
         assert not worker.hub.joins
@@ -265,7 +265,7 @@ class TestFaultsOfOurs:
     async def test_join_that_fails_closes_its_connection_and_the_others_are_attached(self, bench, channel, faults):
         worker = await bench.start()
         clients = [await bench.client(worker) for _ in range(5)]
-        unlucky = worker.hub.everyone.find("1", *map(int, clients[2].socket_id.split(".")))
+        unlucky = worker.hub.open_connections.find("1", *map(int, clients[2].socket_id.split(".")))
 
         def fail(name):
             raise ValueError("for the test")
@@ -349,7 +349,7 @@ class TestPresence:
         await watcher.until(ADDED)
         await second_tab.subscribe("presence-p", {"user_id": "u"})
         await tab.socket.close()
-        await bench.settled(one, lambda: len(one.hub.everyone) == 1)
+        await bench.settled(one, lambda: len(one.hub.open_connections) == 1)
         await watcher.nothing_more()
         await second_tab.socket.close()
         assert data_of(await watcher.until(REMOVED)) == {"user_id": "u"}

@@ -38,7 +38,7 @@ class TestSigningIn:
         await second_tab.sign_in("7")
         assert len(worker.hub.users) == 1
         await tab.socket.close()
-        await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
+        await bench.settled(worker, lambda: len(worker.hub.open_connections) == 1)
         assert len(worker.hub.users) == 1
         second_tab.socket.transport.abort()
         await bench.settled(worker, lambda: len(worker.hub.users) == 0)
@@ -49,7 +49,7 @@ class TestSigningIn:
         for _ in range(3):
             await client.sign_in("7")
         await client.socket.close()
-        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        await bench.settled(worker, lambda: not len(worker.hub.open_connections))
         assert len(worker.hub.users) == 0
         assert worker.statistics.loop_exceptions_total == 0
 
@@ -129,7 +129,7 @@ class TestTerminate:
             await tab.sign_in("7")
         await stranger.sign_in("8")
         answers = await ask(bench, TerminateUser("1", "7"))
-        assert answers == {one.registry.w: 2, other.registry.w: 1}
+        assert answers == {one.registry.worker_id: 2, other.registry.worker_id: 1}
         assert await asyncio.gather(*(tab.closed_with() for tab in tabs)) == [4009, 4009, 4009]
         await stranger.nothing_more()
         assert len(other.hub.users) == 0
@@ -138,7 +138,7 @@ class TestTerminate:
         worker = await bench.start()
         member = await bench.client(worker)
         await member.subscribe("presence-p", {"user_id": "7"})
-        assert await ask(bench, TerminateUser("1", "7")) == {worker.registry.w: 0}
+        assert await ask(bench, TerminateUser("1", "7")) == {worker.registry.worker_id: 0}
         await member.nothing_more()
 
     async def test_the_same_user_of_another_app_stays(self, bench):
@@ -146,7 +146,7 @@ class TestTerminate:
         client, meant = await bench.client(worker), await bench.client(worker, bench.other)
         await client.sign_in("7")
         await meant.sign_in("7", bench.other)
-        assert await ask(bench, TerminateUser("2", "7")) == {worker.registry.w: 1}
+        assert await ask(bench, TerminateUser("2", "7")) == {worker.registry.worker_id: 1}
         assert await meant.closed_with() == 4009
         await client.nothing_more()
 
@@ -165,7 +165,7 @@ class TestClosingASocket:
         one, other = await bench.start(), await bench.start()
         meant, neighbour = await bench.client(other), await bench.client(other)
         answers = await ask(bench, CloseSocket("1", meant.socket_id))
-        assert answers == {one.registry.w: 0, other.registry.w: 1}
+        assert answers == {one.registry.worker_id: 0, other.registry.worker_id: 1}
         assert await meant.closed_with() == 4009
         await neighbour.nothing_more()
 
@@ -173,7 +173,7 @@ class TestClosingASocket:
         worker = await bench.start()
         client = await bench.client(worker)
         for app, socket in (("2", client.socket_id), ("1", "1.2"), ("1", "nonsense"), ("1", "²."), ("1", "")):
-            assert await ask(bench, CloseSocket(app, socket)) == {worker.registry.w: 0}
+            assert await ask(bench, CloseSocket(app, socket)) == {worker.registry.worker_id: 0}
         await client.nothing_more()
 
 
@@ -184,6 +184,6 @@ async def test_terminating_a_closing_connection_does_nothing(bench):
     closing = asyncio.create_task(client.socket.close())
     await ask(bench, TerminateUser("1", "7"))
     await closing
-    await bench.settled(worker, lambda: not len(worker.hub.everyone))
+    await bench.settled(worker, lambda: not len(worker.hub.open_connections))
     assert isinstance(client.socket.protocol.close_exc, websockets.ConnectionClosed)
     assert worker.statistics.loop_exceptions_total == 0

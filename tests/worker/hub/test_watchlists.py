@@ -113,7 +113,7 @@ class TestChanges:
         await second_tab.sign_in("8")
         await known(bench, one, "8")
         await tab.socket.close()
-        await bench.settled(other, lambda: len(other.hub.everyone) == 1)
+        await bench.settled(other, lambda: len(other.hub.open_connections) == 1)
         for client in (near, far):
             await client.nothing_more()
         second_tab.socket.transport.abort()
@@ -177,7 +177,7 @@ class TestTheEnd:
         assert worker.hub.users.watchlists.watched == 4
         for client in clients:
             client.socket.transport.abort()
-        await bench.settled(worker, lambda: not len(worker.hub.everyone))
+        await bench.settled(worker, lambda: not len(worker.hub.open_connections))
         assert worker.hub.users.watchlists.watched == 0
         assert worker.statistics.loop_exceptions_total == 0
 
@@ -190,7 +190,7 @@ class TestTheEnd:
         for watcher in (client, other):
             await watcher.sign_in("7", watchlist=["8", "9"])
         client.socket.transport.abort()
-        await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
+        await bench.settled(worker, lambda: len(worker.hub.open_connections) == 1)
         own_redis.resume()
         assert groups(await other.until(EVENTS)) == {"offline": ["8", "9"]}
         assert worker.statistics.loop_exceptions_total == 0
@@ -222,7 +222,7 @@ class TestTheSwitch:
         left.pop(5).socket.transport.abort()
         # A list may have been sent when it was first turned on, so no frame shows that the last change has come.
         await bench.settled(worker, lambda: worker.directory.version == bench.version)
-        await bench.settled(worker, lambda: len(worker.hub.everyone) == 119)
+        await bench.settled(worker, lambda: len(worker.hub.open_connections) == 119)
         for n, client in left.items():
             # No user who is signed in all the time is reported offline in between.
             assert groups(await client.until(EVENTS)) == {"online": [f"w{n}"], "offline": ["8"]}

@@ -49,7 +49,7 @@ async def test_an_exception_closes_only_its_connection_and_is_counted(bench, mon
     """An exception in a callback from the engine is neither swallowed nor shared."""
     worker = await bench.start()
     victim, witness = await bench.client(worker), await bench.client(worker)
-    session = next(c.session for c in worker.hub.everyone if c.session.socket_id == victim.socket_id)
+    session = next(c.session for c in worker.hub.open_connections if c.session.socket_id == victim.socket_id)
 
     def fail(message, now):
         raise RuntimeError("injected")
@@ -82,8 +82,8 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
         assert sent < 5_000, "never closed"
         for _ in range(10):
             await reading.until("n")
-    await bench.settled(worker, lambda: len(worker.hub.everyone) == 1)
-    assert sum(connection.unsent_bytes for connection in worker.hub.everyone) == 0
+    await bench.settled(worker, lambda: len(worker.hub.open_connections) == 1)
+    assert sum(connection.unsent_bytes for connection in worker.hub.open_connections) == 0
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()
     await asyncio.wait_for(stalled.socket.wait_closed(), 60)

@@ -236,7 +236,7 @@ class TestAddresses:
             writer.write(UPGRADE.format(path=f"/app/{KEY}").encode() + b"\x81\x01x")
             await asyncio.wait_for(reader.read(), 60)
             writers.append(writer)
-        assert len(worker.hub.everyone) == 0
+        assert len(worker.hub.open_connections) == 0
         assert worker.gate.connections == 10
         for writer in writers:
             writer.close()

@@ -22,13 +22,13 @@ class Peer:
 
 def place(strangers, address):
     peer = Peer(address)
-    return peer if strangers.take(peer, address) else None
+    return peer if strangers.reserve(peer, address) else None
 
 
 def test_a_connection_holds_one_place_whatever_it_does():
     strangers = Strangers(1, PROXIES)
     peer = place(strangers, "8.8.8.8")
-    assert strangers.take(peer, "8.8.8.8")
+    assert strangers.reserve(peer, "8.8.8.8")
     assert place(strangers, "8.8.8.8") is None
     assert place(strangers, "8.8.4.4")
     assert len(strangers) == 2
@@ -64,7 +64,7 @@ def test_a_place_is_held_until_the_answer_is_read():
     assert len(strangers) == 1
     peer.unsent_bytes = 0
     # Its next request came first.
-    assert strangers.take(peer, "8.8.8.8")
+    assert strangers.reserve(peer, "8.8.8.8")
     strangers.beat()
     assert len(strangers) == 1
     strangers.rest(peer)

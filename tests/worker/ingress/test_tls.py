@@ -118,7 +118,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
     await reading.subscribe("news")
     await stalled.subscribe("news")
     worker = edge.worker
-    (connection,) = (c for c in worker.hub.everyone if f"{c.sid_hi}.{c.sid_lo}" == stalled.socket_id)
+    (connection,) = (c for c in worker.hub.open_connections if f"{c.sid_hi}.{c.sid_lo}" == stalled.socket_id)
     stalled.socket.transport.pause_reading()
     posted = 0
     while worker.flusher.overruns == 0:
@@ -128,7 +128,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
         for _ in range(10):
             await reading.until("n")
     assert connection.unsent_bytes <= 262_144
-    await wait_until(lambda: len(worker.hub.everyone) == 1)
+    await wait_until(lambda: len(worker.hub.open_connections) == 1)
     await reading.nothing_more()
     stalled.socket.transport.resume_reading()
     await asyncio.wait_for(stalled.socket.wait_closed(), 60)

@@ -121,7 +121,7 @@ async def test_the_number_of_waiting_requests_is_bounded(bench):
     await bench.keep()
     client = await bench.client(worker)
     await client.subscribe("stored-a")
-    connection = next(iter(worker.hub.everyone))
+    connection = next(iter(worker.hub.open_connections))
     request = AskHistory("stored-a", 1, None, None)
     # None of them is answered before the next pass of the loop.
     for _ in range(103):

@@ -51,7 +51,7 @@ async def cut(bench, worker, client) -> None:
     """The connection breaks, and the worker notices."""
     client.socket.transport.abort()
     await bench.settled(
-        worker, lambda: all(open_.session.socket_id != client.socket_id for open_ in worker.hub.everyone)
+        worker, lambda: all(open_.session.socket_id != client.socket_id for open_ in worker.hub.open_connections)
     )
 
 
@@ -163,7 +163,7 @@ class TestSignedInUsers:
             await again.subscribe("news")
             await got_all(again, range(2, 5))
             await again.nothing_more()
-            assert len(one.hub.everyone) == 1
+            assert len(one.hub.open_connections) == 1
 
     async def test_another_open_tab_does_not_count(self, resuming, monkeypatch):
         # A busy machine must not make an open tab look silent.

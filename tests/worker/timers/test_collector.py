@@ -22,7 +22,7 @@ async def test_connections_and_sessions_are_not_tracked(bench):
     worker = await bench.start()
     client = await bench.client(worker)
     await client.subscribe("news")
-    [connection] = worker.hub.everyone
+    [connection] = worker.hub.open_connections
     tracked = gc.get_objects()
     assert not any(isinstance(thing, (Connection, Session)) for thing in tracked)
     assert not gc.is_tracked(connection.session.channels)

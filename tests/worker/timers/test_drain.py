@@ -48,15 +48,15 @@ async def test_part_is_moved_and_the_others_stay(crowd, bench):
     link = Link(bench.redis.url)
     link.start()
     survey = Survey(link, Keys(), answer_s=60)
-    assert await survey.ask(Move({worker.registry.w: 3, "other.1.0": 9}, 0.1)) == {worker.registry.w: 3}
-    await bench.settled(worker, lambda: len(worker.hub.everyone) == 3)
+    assert await survey.ask(Move({worker.registry.worker_id: 3, "other.1.0": 9}, 0.1)) == {worker.registry.worker_id: 3}
+    await bench.settled(worker, lambda: len(worker.hub.open_connections) == 3)
     stayed = [client for count, client in clients if count > 1]
     for client in stayed:
         await client.send("pusher:ping")
         await client.until("pusher:pong")
     # New clients are admitted.
     await bench.client(worker)
-    assert await survey.ask(Move({}, 0.1)) == {worker.registry.w: 0}
+    assert await survey.ask(Move({}, 0.1)) == {worker.registry.worker_id: 0}
     await link.close()
 
 
@@ -81,7 +81,7 @@ async def test_pace_is_what_the_others_accept(crowd):
 async def test_cancelled_drain_leaves_connections_open(crowd, bench):
     worker, clients = crowd
     worker.evacuate(1000.0, math.inf)
-    await bench.settled(worker, lambda: len(worker.hub.everyone) == 5)
+    await bench.settled(worker, lambda: len(worker.hub.open_connections) == 5)
     assert worker._drain._paced._batches
     worker.serve()
     assert not worker._drain._paced._batches

@@ -196,9 +196,9 @@ class TestSignInTimeout:
         clients = [await bench.client(worker) for _ in range(7)]
         first = clients[0].socket_id
         await bench.settled(
-            worker, lambda: first not in {connection.session.socket_id for connection in worker.hub.everyone}
+            worker, lambda: first not in {connection.session.socket_id for connection in worker.hub.open_connections}
         )
-        assert len(worker.hub.everyone) > 0
+        assert len(worker.hub.open_connections) > 0
         for client in clients:
             assert await client.closed_with() == 4009
         assert not worker.janitor._unauthorised
@@ -237,7 +237,7 @@ class TestPings:
     async def test_silence_is_counted_from_the_last_bytes(self, bench):
         worker = await bench.start()
         await bench.client(worker)
-        (connection,) = worker.hub.everyone
+        (connection,) = worker.hub.open_connections
         assert worker.janitor.silent_s(connection) <= 0.5
         tick = worker.janitor._tick
         await bench.settled(worker, lambda: worker.janitor._tick > tick + 3)
@@ -246,7 +246,7 @@ class TestPings:
     async def test_connections_that_answer_a_ping_are_not_silent(self, bench):
         worker = await bench.start()
         await bench.client(worker)
-        (connection,) = worker.hub.everyone
+        (connection,) = worker.hub.open_connections
         # Two at a time, and then none is forgotten.
         found = await asyncio.gather(*(worker.janitor.ping([connection], _frame.ping(), 60) for _ in range(2)))
         assert found == [[], []]
@@ -257,7 +257,7 @@ class TestPings:
         worker = await bench.start()
         client = await bench.client(worker)
         client.socket.transport.pause_reading()
-        (connection,) = worker.hub.everyone
+        (connection,) = worker.hub.open_connections
         janitor = worker.janitor
         first = asyncio.create_task(janitor.ping([connection], _frame.ping(), 60))
         await bench.settled(worker, lambda: janitor._pings)
@@ -274,7 +274,7 @@ class TestPings:
         silent, closing = await bench.client(worker), await bench.client(worker)
         silent.socket.transport.pause_reading()
         closing.socket.transport.pause_reading()
-        connections = list(worker.hub.everyone)
+        connections = list(worker.hub.open_connections)
         assert set(await worker.janitor.ping(connections, _frame.ping(), 0.05)) == set(connections)
         assert not worker.janitor._pings
         pinging = asyncio.create_task(worker.janitor.ping(connections, _frame.ping(), 60))

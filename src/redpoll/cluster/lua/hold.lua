@@ -69,7 +69,7 @@ local CACHE_MISS_ROWS = flag('X')
 local DEBOUNCE = flag('d')
 
 -- Limits on the stream of webhook rows: above the first, rows that nobody relies on are not written; above the
--- second, the oldest rows are lost. publish.lua and drain.lua have the same.
+-- second, the oldest rows are lost. publish.lua and outbox_take.lua have the same.
 local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
 
 -- The field of `c` with the sum of all counts, so that it isn't added up over all workers at each call. Only calls with
@@ -138,7 +138,7 @@ local function leave(member)
 end
 
 -- Takes the member out of `left`. Returns whether its return makes a row, and the time of its leave if that makes a row
--- before it: nobody has drained the shard since the debounce ended, or the clock was set back and the age is unknown. A
+-- before it: the shard was not read since the debounce ended, or the clock was set back and the age is unknown. A
 -- leave that was not reported cancels its return, also an old one while many rows are unread.
 local function comes_back(member)
   local left = leaving[member] or redis.call('ZSCORE', KEYS[6], member)

@@ -149,7 +149,7 @@ class Catchup:
             return
         if isinstance(outcome, Page):
             run.failures = 0
-            self._take(local_channel, run, outcome)
+            self._apply_page(local_channel, run, outcome)
         elif isinstance(outcome, LinkDown):
             del self._runs[local_channel]
         else:
@@ -161,7 +161,7 @@ class Catchup:
             )
             asyncio.get_running_loop().call_later(delay_s, self._read, local_channel, run)
 
-    def _take(self, local_channel: LocalChannel, run: _Run, page: Page) -> None:
+    def _apply_page(self, local_channel: LocalChannel, run: _Run, page: Page) -> None:
         position = run.position
         if not page.epoch:
             # Redis has forgotten the history. The next event or subscribe creates another one, which is noticed then:

@@ -17,7 +17,7 @@ import structlog
 
 from redpoll.cluster.redis.keys import SHARDS
 
-__all__ = ["ALL_SHARDS", "Connection", "ConnectionState", "Reach"]
+__all__ = ["ALL_SHARDS", "ConnectionState", "Reach", "RedisState"]
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ def _ignore() -> None:
     pass
 
 
-class Connection:
+class RedisState:
     """`state` is the present state; `sending`: calls are made in it, except for the shards that are `lost`, in which
     this connection isn't registered. `breaks` counts by shard how often it was lost, so that work begun before can
     tell. `on_change` is called after each change of what it tells."""

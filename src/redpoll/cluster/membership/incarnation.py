@@ -31,8 +31,8 @@ def _ignore() -> None:
 
 
 class Incarnation:
-    """`w` (`name` as bytes) and `gens`, by shard, are what the scripts need. Call `register` on every new connection
-    and after `take_next_name`, and `register_in` when shards of a Cluster are back.
+    """`worker_id` (`name` as bytes) and `generations`, by shard, are what the scripts need. Call `register` on every
+    new connection and after `adopt_next_name`, and `register_in` when shards of a Cluster are back.
 
     `on_fenced()` is called when a beat finds that this W was given up. Every beat also brings the version of the
     directory, which goes to `directory`. `answered_at` is when Redis last answered one.
@@ -48,8 +48,8 @@ class Incarnation:
         timings: Timings,
         on_fenced: Callable[[], None] = _ignore,
     ) -> None:
-        self.n = 0
-        self.gens = [0] * SHARDS
+        self.number = 0
+        self.generations = [0] * SHARDS
         self.answered_at = float("-inf")
         self.errors = 0
         self._on_fenced = on_fenced
@@ -69,12 +69,12 @@ class Incarnation:
         self._set_name()
 
     def _set_name(self) -> None:
-        self.w = str(WorkerId(self._run, self._k, self.n))
-        self.name = self.w.encode()
+        self.worker_id = str(WorkerId(self._run, self._k, self.number))
+        self.name = self.worker_id.encode()
 
     def worker_keys(self) -> list[bytes]:
         """This W's hash in each shard."""
-        w = self.w
+        w = self.worker_id
         return [self._keys.worker(at, w) for at in range(SHARDS)]
 
     def last_topics(self, shards: Collection[int]) -> list[tuple[Collection[int], list[bytes]]]:
@@ -88,14 +88,14 @@ class Incarnation:
     @property
     def used(self) -> bool:
         """Redis may know this W."""
-        return self.gens[0] > 0
+        return self.generations[0] > 0
 
-    def take_next_name(self) -> None:
+    def adopt_next_name(self) -> None:
         """This W was given up: takes the next one, which is not registered yet."""
-        log.warning("worker fenced", w=self.w)
+        log.warning("worker fenced", w=self.worker_id)
         self._registered = False
-        self.n += 1
-        self.gens = [0] * SHARDS
+        self.number += 1
+        self.generations = [0] * SHARDS
         self._set_name()
 
     def connection_lost(self) -> None:
@@ -113,32 +113,32 @@ class Incarnation:
         self._registered = False
         while True:
             fresh = int(not self.used)
-            self._take_next_gens(range(SHARDS))
-            (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.w, fresh))])
+            self._advance_generations(range(SHARDS))
+            (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.worker_id, fresh))])
             if beat[0] == OK:
                 self._beat_answered(beat)
                 held = await self._register_in(range(SHARDS), fresh)
                 if held is not None and await self._still_listed(fresh):
                     self._registered = True
                     return held
-            self.take_next_name()
+            self.adopt_next_name()
 
     async def register_in(self, shards: Collection[int]) -> list[list[bytes]] | None:
         """As `register`, in the shards of a Cluster that were lost and are back. None: W was given up."""
-        self._take_next_gens(shards)
-        (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.w, 0))])
+        self._advance_generations(shards)
+        (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.worker_id, 0))])
         if beat[0] != OK:
             return None
         self._beat_answered(beat)
         return await self._register_in(shards, 0)
 
-    def _take_next_gens(self, shards: Collection[int]) -> None:
+    def _advance_generations(self, shards: Collection[int]) -> None:
         for at in shards:
-            self.gens[at] += 1
+            self.generations[at] += 1
 
     async def _register_in(self, shards: Collection[int], fresh: int) -> list[list[bytes]] | None:
         answers = await self._run_all(
-            [(REGISTER, (self._keys.worker(at, self.w),), (self.gens[at], fresh)) for at in shards]
+            [(REGISTER, (self._keys.worker(at, self.worker_id),), (self.generations[at], fresh)) for at in shards]
         )
         return [answer[1] for answer in answers] if all(answer[0] == OK for answer in answers) else None
 
@@ -147,7 +147,7 @@ class Incarnation:
         # What is held under a name that is not in the beat table would never be reaped.
         if not fresh:
             return True
-        (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.w, 0))])
+        (beat,) = await self._run_all([(BEAT, self._beat_keys(), (self.worker_id, 0))])
         if beat[0] == OK:
             return True
         await self._run_all([(BURY, (key,), ()) for key in self.worker_keys()])
@@ -161,7 +161,7 @@ class Incarnation:
         answers = await self._run_all([(BURY, (key,), ()) for key in self.worker_keys()])
         if any(answer != 1 for answer in answers):
             return False
-        await self._link.ask(b"HDEL", self._keys.beat, self.w)
+        await self._link.ask(b"HDEL", self._keys.beat, self.worker_id)
         return True
 
     def start(self) -> None:
@@ -182,7 +182,7 @@ class Incarnation:
                 self._link.drop_connection(0, f"a beat was unanswered for {self._unanswered_s:g} s")
         elif self._registered:
             self._unanswered_ticks = 0
-            w, connection_number = self.w, self._connection_number
+            w, connection_number = self.worker_id, self._connection_number
 
             def done(reply: Any) -> None:
                 if connection_number == self._connection_number:
@@ -192,7 +192,7 @@ class Incarnation:
                 elif isinstance(reply, list):
                     if reply[0] == OK:
                         self._beat_answered(reply)
-                    elif w == self.w and self._registered:
+                    elif w == self.worker_id and self._registered:
                         self._on_fenced()
 
             self._link.run(BEAT, self._beat_keys(), (w, 0), done)

@@ -23,7 +23,7 @@ from redpoll.cluster.redis.keys import shard_of_name
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.presence import Roster
 
-__all__ = ["UNKNOWN", "LocalChannel", "Subscription"]
+__all__ = ["UNKNOWN", "LocalChannel", "TopicSubscription"]
 
 # Most joins of one call.
 MAX_JOINS: Final = MAX_USERS
@@ -45,7 +45,7 @@ _SENDING: Final = Stage.SENDING
 _DROPPED: Final = Stage.DROPPED
 
 
-class Subscription(Enum):
+class TopicSubscription(Enum):
     """Whether this worker has subscribed to the channel's topic."""
 
     NONE = "none"
@@ -110,7 +110,7 @@ class LocalChannel:
         self.confirmed = 0
         self.failures = 0
         self.has_place = False
-        self.subscription = Subscription.NONE
+        self.subscription = TopicSubscription.NONE
         self.stage = _CLEAN
         self.asserted = True
 
@@ -408,7 +408,7 @@ class LocalChannel:
 
     def connection_lost(self) -> None:
         """Everything must be written to Redis again, whose present state is unknown."""
-        self.subscription = Subscription.NONE
+        self.subscription = TopicSubscription.NONE
         if self.kind == TOPIC:
             return
         if self.history is not None:

@@ -13,7 +13,7 @@ import hiredis
 
 from redpoll.cluster.envelopes import Envelope
 from redpoll.cluster.membership.membership_events import MembershipEvents
-from redpoll.cluster.membership.signed_in import SignedIn
+from redpoll.cluster.membership.signed_in import SignedInUsers
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys, shard_of_name, user_pseudo
 from redpoll.cluster.redis.link import Link
@@ -58,7 +58,7 @@ class Online:
         self,
         link: Link,
         keys: Keys,
-        signed_in: SignedIn,
+        signed_in: SignedInUsers,
         events: MembershipEvents,
         timings: Timings,
     ) -> None:

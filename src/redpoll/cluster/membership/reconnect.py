@@ -16,7 +16,7 @@ import structlog
 
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.membership.catchup import Catchup
-from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, RedisState
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel
@@ -46,7 +46,7 @@ class Reconnect:
         self,
         link: Link,
         keys: Keys,
-        connection: Connection,
+        connection: RedisState,
         incarnation: Incarnation,
         channels: LocalChannels,
         sync: Sync,
@@ -158,7 +158,7 @@ class Reconnect:
             self._up()
 
     async def _register(self) -> None:
-        previous = self._incarnation.w if self._incarnation.used else None
+        previous = self._incarnation.worker_id if self._incarnation.used else None
         shards = ALL_SHARDS
         held: list[list[bytes]] | None
         try:
@@ -171,14 +171,14 @@ class Reconnect:
                     return
             else:
                 if self._connection.state is ConnectionState.FENCED:
-                    self._incarnation.take_next_name()
+                    self._incarnation.adopt_next_name()
                 self._connection.change(ConnectionState.REGISTERING)
                 held = await self._incarnation.register()
             if self._reset is not None:
                 # It goes on when this registration is given up.
                 await asyncio.shield(self._reset)
                 self._reset = None
-            if self._incarnation.w != previous:
+            if self._incarnation.worker_id != previous:
                 await walk(self._channels.slice_by_slice(), self._renamed)
             scanned = {local_channel for local_channel in self._scanned if local_channel.shard in shards}
             self._scanned -= scanned

@@ -19,7 +19,7 @@ from redpoll.cluster.envelopes import Envelope
 from redpoll.cluster.history import History
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_limit import ConnectionLimit
-from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState, Reach
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, Reach, RedisState
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.following import Following
 from redpoll.cluster.membership.incarnation import Incarnation
@@ -31,7 +31,7 @@ from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.reconnect import Reconnect
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.rosters import Rosters
-from redpoll.cluster.membership.signed_in import SignedIn, needs_sign_ins
+from redpoll.cluster.membership.signed_in import SignedInUsers, needs_sign_ins
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
@@ -98,7 +98,7 @@ class Registry:
         self._timings = timings
         self.history = History(link, keys)
         self.canary = Canary(link, keys, run, k, timings.canary_s, messages_stopped)
-        connection = self._connection = Connection(self._reach_changed)
+        connection = self._connection = RedisState(self._reach_changed)
         # A circle: Sync needs the channels, which tell it what changed. The other one is that of `_fence`.
         channels = self._channels = LocalChannels(keys, events, lambda changed: self._sync.mark_dirty(changed))
         self._by_topic = channels.by_topic
@@ -107,7 +107,7 @@ class Registry:
         self._following = Following(channels, counts, directory)
         catchup = self._catchup = Catchup(self.history, events, timings)
         rosters = self._rosters = Rosters(events, incarnation, connection, channels, timings)
-        self.signed_in = SignedIn(channels)
+        self.signed_in = SignedInUsers(channels)
         self.online = Online(link, keys, self.signed_in, events, timings)
         self.connection_limit = ConnectionLimit(link, keys, channels, incarnation, events, timings)
         joins = self.joins = JoinQueue(channels, directory, events, timings, link.clock)
@@ -139,9 +139,9 @@ class Registry:
         self._reconnect.fence()
 
     @property
-    def w(self) -> str:
+    def worker_id(self) -> str:
         """This worker's name in Redis. It changes when the worker is fenced."""
-        return self._incarnation.w
+        return self._incarnation.worker_id
 
     @property
     def connection_state(self) -> ConnectionState:
@@ -237,7 +237,7 @@ class Registry:
                 await self._channels.wait_empty()
                 clean = await self._incarnation.bury()
         except (TimeoutError, LinkDown, hiredis.ReplyError) as error:
-            log.warning("worker not removed from redis", w=self.w, reason=str(error) or "timeout")
+            log.warning("worker not removed from redis", w=self.worker_id, reason=str(error) or "timeout")
         self.close()
         return clean
 

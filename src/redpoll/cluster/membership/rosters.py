@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_removed, worker_of
-from redpoll.cluster.membership.connection_state import Connection
+from redpoll.cluster.membership.connection_state import RedisState
 from redpoll.cluster.membership.hold_call import HoldCall, HoldReply
 from redpoll.cluster.membership.incarnation import Incarnation
-from redpoll.cluster.membership.local_channel import LocalChannel, Subscription
+from redpoll.cluster.membership.local_channel import LocalChannel, TopicSubscription
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents, report
 from redpoll.cluster.membership.timings import Timings
@@ -87,7 +87,7 @@ class Rosters:
         self,
         events: MembershipEvents,
         incarnation: Incarnation,
-        connection: Connection,
+        connection: RedisState,
         channels: LocalChannels,
         timings: Timings,
     ) -> None:
@@ -135,7 +135,7 @@ class Rosters:
         if local_channel.members is not None:
             # A user under our name without a socket here: the reply to its join was lost, or Redis lost its leave.
             local_channel.members.mark_gone(changes.ours)
-        if local_channel.subscription is Subscription.NONE:
+        if local_channel.subscription is TopicSubscription.NONE:
             # No changes come, so the next joiner needs another roster.
             local_channel.roster = None
         if changes.missing:

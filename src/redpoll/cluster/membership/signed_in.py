@@ -9,7 +9,7 @@ from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.redis.keys import user_pseudo
 from redpoll.protocol.apps import App
 
-__all__ = ["SignedIn", "needs_sign_ins"]
+__all__ = ["SignedInUsers", "needs_sign_ins"]
 
 
 def needs_sign_ins(app: App) -> bool:
@@ -18,7 +18,7 @@ def needs_sign_ins(app: App) -> bool:
     return app.watchlist or app.user_resume_s > 0
 
 
-class SignedIn:
+class SignedInUsers:
     """Counts connections by user."""
 
     def __init__(self, channels: LocalChannels) -> None:

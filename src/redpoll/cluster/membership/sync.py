@@ -17,7 +17,7 @@ import structlog
 
 from redpoll.cluster.membership.agenda import Agenda, CountDelay, Reassertion
 from redpoll.cluster.membership.catchup import Catchup
-from redpoll.cluster.membership.connection_state import ALL_SHARDS, Connection, ConnectionState
+from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, RedisState
 from redpoll.cluster.membership.hold_call import (
     BEYOND_SHARE,
     TOPIC,
@@ -33,7 +33,7 @@ from redpoll.cluster.membership.hold_call import (
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.join import Join, JoinState, Stage
 from redpoll.cluster.membership.join_queue import JoinQueue
-from redpoll.cluster.membership.local_channel import LocalChannel, Subscription
+from redpoll.cluster.membership.local_channel import LocalChannel, TopicSubscription
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.places import Outcome, Places
 from redpoll.cluster.membership.replies import Replies
@@ -79,7 +79,7 @@ class Sync:
         link: Link,
         keys: Keys,
         incarnation: Incarnation,
-        connection: Connection,
+        connection: RedisState,
         channels: LocalChannels,
         joins: JoinQueue,
         replies: Replies,
@@ -187,7 +187,10 @@ class Sync:
         if local_channel.has_place:
             self._places.release(local_channel)
         self._asserted(local_channel)
-        if local_channel.subscription is not Subscription.NONE and local_channel.shard not in self._connection.lost:
+        if (
+            local_channel.subscription is not TopicSubscription.NONE
+            and local_channel.shard not in self._connection.lost
+        ):
             self._unsubscribing.add(local_channel.topic)
             self.slices.start()
         self._catchup.forget(local_channel)
@@ -235,8 +238,8 @@ class Sync:
         # Before the calls, in the same write: no event published after a success frame may be missed.
         new: list[LocalChannel] = []
         for local_channel in local_channels:
-            if local_channel.has_topic and local_channel.subscription is Subscription.NONE:
-                local_channel.subscription = Subscription.REQUESTED
+            if local_channel.has_topic and local_channel.subscription is TopicSubscription.NONE:
+                local_channel.subscription = TopicSubscription.REQUESTED
                 # Left and joined again: an UNSUBSCRIBE that is sent later would end this subscription.
                 self._unsubscribing.discard(local_channel.topic)
                 new.append(local_channel)
@@ -252,7 +255,7 @@ class Sync:
         self._subscribed(outcome)
         if outcome is None:
             for local_channel in topics_only:
-                local_channel.subscription = Subscription.CONFIRMED
+                local_channel.subscription = TopicSubscription.CONFIRMED
                 self._advance(local_channel)
 
     def _subscribed(self, outcome: Any) -> None:
@@ -270,7 +273,7 @@ class Sync:
         if local_channel.busy or local_channel.shard in self._connection.lost:
             return
         if local_channel.kind == TOPIC:
-            if local_channel.subscription is Subscription.CONFIRMED and local_channel.queued:
+            if local_channel.subscription is TopicSubscription.CONFIRMED and local_channel.queued:
                 self._replies.topic_subscribed(local_channel)
             if local_channel.idle:
                 self._drop(local_channel)
@@ -294,8 +297,8 @@ class Sync:
         if is_plain_call(local_channel.kind, call):
             share = settings.share if call.flags else None
             app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.joins)
-            gen = incarnation.gens[local_channel.shard]
-            command = self._plain_hold.pack(incarnation.w, gen, app_id, channel, call.base, joins, share)
+            gen = incarnation.generations[local_channel.shard]
+            command = self._plain_hold.pack(incarnation.worker_id, gen, app_id, channel, call.base, joins, share)
             self._link.call_packed(command, partial(self._answered, local_channel, call))
             return
         if call.big_reply:
@@ -310,8 +313,8 @@ class Sync:
             history = HistoryTerms(epoch, seconds, settings.max_histories, era)
         names, args = encode(
             self._keys,
-            incarnation.w,
-            incarnation.gens[local_channel.shard],
+            incarnation.worker_id,
+            incarnation.generations[local_channel.shard],
             local_channel.app_id,
             local_channel.channel,
             local_channel.kind,

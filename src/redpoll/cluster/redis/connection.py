@@ -298,7 +298,7 @@ class RedisConnection(asyncio.BufferedProtocol):
         until = monotonic() + _SLICE_S
         while True:
             try:
-                behind = self._take(until)
+                behind = self._hand_out_until(until)
                 break
             except hiredis.ProtocolError as error:
                 self.lose(f"not RESP: {error}")
@@ -315,7 +315,7 @@ class RedisConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         self._behind = behind
 
-    def _take(self, until: float) -> bool:
+    def _hand_out_until(self, until: float) -> bool:
         # True: the time was over before the items were.
         gets = self._gets
         on_push = self._owner.on_push

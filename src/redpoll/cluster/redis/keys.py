@@ -144,9 +144,6 @@ class Keys:
     def members(self, app_id: str, channel: str) -> bytes:
         return b"%bp:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 
-    def announced_count(self, app_id: str, channel: str) -> bytes:
-        return b"%bn:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
-
     def cached(self, app_id: str, channel: str) -> bytes:
         return b"%bk:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
 

@@ -16,7 +16,6 @@ __all__ = [
     "CLEAR",
     "DIR_FILL",
     "DIR_PUT",
-    "DRAIN",
     "FENCE",
     "FENCED",
     "FORGET_NODE",
@@ -27,6 +26,7 @@ __all__ = [
     "LOCATE",
     "OCCUPIED",
     "OK",
+    "OUTBOX_TAKE",
     "PUBLISH",
     "RATE",
     "REFUSED",
@@ -78,7 +78,7 @@ SPEND: Final = Script("spend")
 HISTORY: Final = Script("history")
 LOCATE: Final = Script("locate")
 CLEAR: Final = Script("clear")
-DRAIN: Final = Script("drain")
+OUTBOX_TAKE: Final = Script("outbox_take")
 LEAD: Final = Script("lead")
 FORGET_NODE: Final = Script("forget_node")
 RATE: Final = Script("rate")
@@ -100,7 +100,7 @@ ALL: Final = (
     HISTORY,
     LOCATE,
     CLEAR,
-    DRAIN,
+    OUTBOX_TAKE,
     LEAD,
     FORGET_NODE,
     RATE,

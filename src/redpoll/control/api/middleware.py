@@ -22,7 +22,7 @@ from redpoll.control.http.ratelimit import WINDOW_S, RateLimit, Window
 from redpoll.control.http.request import Request, error_response
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Place, Route, Routes, no_times
-from redpoll.control.observe.debugging import Debugging
+from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
 from redpoll.protocol import auth, handshake
@@ -77,7 +77,7 @@ class Front:
         clock: Callable[[], float] = time.time,
         path_prefix: str = "",
         fault_page: Callable[[Request, ApiError, int], Response | None] = _no_page,
-        debugging: Debugging | None = None,
+        debugging: ControlDebugging | None = None,
     ) -> None:
         self._routes = routes
         self._apps = records.apps

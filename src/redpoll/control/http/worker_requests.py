@@ -75,7 +75,7 @@ Take = Callable[
 ]
 
 
-def _take_none(
+def _decline(
     _: _WorkerLink, kind: type[ReceivedRequest], buffer: bytearray, size: int, names: tuple[str, ...]
 ) -> tuple[list[ReceivedRequest], int, int]:
     return (*read_requests(kind, buffer, size, names), 0)
@@ -206,7 +206,7 @@ class WorkerRequests:
 
     def __init__(self, path: str, received: Callable[[ReceivedRequest], None], take: Take | None = None) -> None:
         self.received = received
-        self.take = take or _take_none
+        self.take = take or _decline
         self.waiting: FairQueue[ReceivedRequest] = FairQueue()
         self.slices = Slices(self._run_one)
         self.links: dict[_WorkerLink, None] = {}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from redpoll.control.http.response import Response
     from redpoll.protocol.apps import App
 
-__all__ = ["COMMANDS", "MAX_DEBUG_S", "Debugging", "is_debugged"]
+__all__ = ["COMMANDS", "MAX_DEBUG_S", "ControlDebugging", "is_debugged"]
 
 MAX_DEBUG_S: Final = 86_400
 _MAX_LINES_PER_READ: Final = 500
@@ -35,7 +35,7 @@ _SOCKET_ID: Final = re.compile(r"[0-9]{1,19}\.[0-9]{1,19}").fullmatch
 _SECRET_PARAMS: Final = re.compile(r"((?:auth_signature|body_md5)=)[^&]*")
 
 
-class Debugging(DebugLog):
+class ControlDebugging(DebugLog):
     """The control plane's lines: each HTTP request of an app, with its answer."""
 
     def request(self, request: Request, response: Response, took_s: float) -> None:

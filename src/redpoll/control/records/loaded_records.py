@@ -143,7 +143,7 @@ class LoadedRecords:
         async with self._changing, self._store.reading() as connection:
             return await self._catch_up(connection)
 
-    def take_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
+    def adopt_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
         """Takes newer app records from Redis, while the store doesn't answer. Everything is read from the store later,
         which may have lost them in a fail-over."""
         for app in apps.values():
@@ -152,7 +152,7 @@ class LoadedRecords:
         self.directory = version
         self._has_more = True
 
-    def take_revoked(self, hashes: Collection[str]) -> None:
+    def forget_revoked(self, hashes: Collection[str]) -> None:
         """Takes revocations from Redis, while the store doesn't answer."""
         for one in hashes:
             token = self.tokens.get(one)
@@ -180,7 +180,7 @@ class LoadedRecords:
         for app in apps.values():
             known = self.apps.get(app.id, app)
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
-        revoked = [token.hash for token in tokens.values() if self._take_token(token)]
+        revoked = [token.hash for token in tokens.values() if self._put_token(token)]
         if self.on_endpoints is not None:
             self.on_endpoints(endpoints, since is None)
         self._set_versions(stored)
@@ -193,7 +193,7 @@ class LoadedRecords:
             self.on_rewound(self.version)
         return True
 
-    def _take_token(self, token: Token) -> bool:
+    def _put_token(self, token: Token) -> bool:
         """Takes a token that another control plane has changed. Returns whether it has revoked it."""
         known = self.tokens.get(token.hash, token)
         used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None

@@ -96,13 +96,13 @@ class RedisSync:
         asked_at = self._clock()
         if asked_at - self._store.read_at < _STORE_SILENT_S:
             return
-        self._records.take_revoked(await self._revocations.since(self._records.known.records))
+        self._records.forget_revoked(await self._revocations.since(self._records.known.records))
         stored = await self._directory.version()
         if stored is not None and stored.number > self._records.directory.number:
             found = await read_directory(self._link, self._keys)
             if found is None:
                 # It is being written.
                 return
-            self._records.take_directory(*found)
+            self._records.adopt_directory(*found)
             log.info("app records read from redis, the record store doesn't answer", version=found[0].number)
         self._read_at = asked_at

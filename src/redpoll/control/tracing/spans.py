@@ -193,9 +193,9 @@ class Spans:
                     _remember(self._triggered, triggered.trace_id, triggered)
         for entry in entries:
             for span in entry.batch.spans:
-                self._take(span)
+                self._add(span)
 
-    def _take(self, span: Span) -> None:
+    def _add(self, span: Span) -> None:
         trace_id, worker = trace_id_of(span.trace_id), span.detail["worker"]
         # A client event has one span, whose id is a part of the trace id.
         parent_id = span.trace_id[TRACE_ID_CHARS:] or _span_id_in(trace_id)

@@ -39,10 +39,10 @@ __all__ = ["Intake", "delivery_id"]
 
 log = structlog.get_logger(__name__)
 
-# The pause between two drains (cluster/README.md "Webhook rows").
-DRAIN_EVERY_S: Final = 0.1
+# The pause between two reads (cluster/README.md "Webhook rows").
+TAKE_EVERY_S: Final = 0.1
 # The pause while no endpoint is enabled and the outbox is empty.
-IDLE_DRAIN_EVERY_S: Final = 1.0
+IDLE_TAKE_EVERY_S: Final = 1.0
 # The pause after an error of the store. The rows wait in Redis.
 _RETRY_AFTER_S: Final = 1.0
 # The UUID namespace of delivery ids. It must never change.
@@ -59,7 +59,7 @@ class _Outdated(Exception):
 
 
 class Intake:
-    """Drains the outbox every 100 ms, or every second while `any_enabled()` is false and the outbox is empty.
+    """Reads the outbox every 100 ms, or every second while `any_enabled()` is false and the outbox is empty.
 
     `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit, and
     `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `announced` keeps
@@ -111,7 +111,7 @@ class Intake:
         """Runs until it is cancelled, which is safe at any moment."""
         while True:
             try:
-                wait_s = DRAIN_EVERY_S if self._idle() else await self.drain_once()
+                wait_s = TAKE_EVERY_S if self._idle() else await self.take_once()
             except Exception:
                 # Our own bug. The rows stay in Redis and are read again.
                 log.exception("webhook intake failed")
@@ -123,13 +123,13 @@ class Intake:
         idle = self._outbox_empty and not self._any_enabled()
         return idle and asyncio.get_running_loop().time() < self._idle_until_s
 
-    async def drain_once(self) -> float:
+    async def take_once(self) -> float:
         """Drains once and writes the deliveries. Returns the seconds until the next drain is due."""
         errors = self._outbox.errors
         self._outbox_empty = False
-        self._idle_until_s = asyncio.get_running_loop().time() + IDLE_DRAIN_EVERY_S
+        self._idle_until_s = asyncio.get_running_loop().time() + IDLE_TAKE_EVERY_S
         try:
-            drained = await self._outbox.drain()
+            taken = await self._outbox.take()
             all_answered = self._outbox.errors == errors
             if all_answered:
                 # Redis has deleted the rows that were committed before this drain.
@@ -138,17 +138,17 @@ class Intake:
             self._reached_end = False
             if self._announced.is_due():
                 await self._read_announced()
-            if drained.rows:
-                await self._take(drained.rows)
-            self._reached_end = all_answered and not drained.more
-            self._outbox_empty = self._reached_end and not (drained.rows or self._outbox.waiting or self._outbox.leaves)
+            if taken.rows:
+                await self._store_deliveries(taken.rows)
+            self._reached_end = all_answered and not taken.more
+            self._outbox_empty = self._reached_end and not (taken.rows or self._outbox.waiting or self._outbox.leaves)
             await self._announced.compare()
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
-            log.debug("outbox not drained", reason=str(error))
-            return DRAIN_EVERY_S
+            log.debug("outbox not read", reason=str(error))
+            return TAKE_EVERY_S
         except _Outdated:
             log.debug("outbox not taken, the records are read first")
-            return DRAIN_EVERY_S
+            return TAKE_EVERY_S
         except SQLAlchemyError as error:
             if reason_of(error) != self._store_error:
                 self._store_error = reason_of(error)
@@ -156,7 +156,7 @@ class Intake:
             self._announced.begin_again()
             return _RETRY_AFTER_S
         self._store_error = ""
-        return 0.0 if drained.more else DRAIN_EVERY_S
+        return 0.0 if taken.more else TAKE_EVERY_S
 
     def forgotten_before(self) -> float:
         """Rows whose deliveries were written before this Unix time are no longer in Redis, so they can't be
@@ -165,7 +165,7 @@ class Intake:
             return 0.0
         return self._clock() if self._undeleted_since is None else self._undeleted_since
 
-    async def _take(self, rows: Sequence[Transition]) -> None:
+    async def _store_deliveries(self, rows: Sequence[Transition]) -> None:
         now_s = self._clock()
         read = None if self._known is None else self._known()
         new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]

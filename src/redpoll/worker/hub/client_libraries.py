@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["UNKNOWN", "Arrival", "ClientLibraries"]
+__all__ = ["UNKNOWN", "ClientLibraries", "ClientSeen"]
 
 _MAX_CHARS: Final = 40
 # Clients choose these names, so their number is bounded.
 _MAX_LIBRARIES: Final = 100
 
 
-class Arrival(NamedTuple):
+class ClientSeen(NamedTuple):
     """`library` is name and version as the client says, "" if it doesn't. `at_s` is Unix time. `address` is the
     client's if a trusted proxy named it in a header; such a connection has an object of its own."""
 
@@ -24,33 +24,33 @@ class Arrival(NamedTuple):
     address: str = ""
 
 
-UNKNOWN: Final = Arrival("", 0)
+UNKNOWN: Final = ClientSeen("", 0)
 
 
 class ClientLibraries:
-    """Makes arrivals. `clock` is Unix time."""
+    """Makes `ClientSeen`. `clock` is Unix time."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         # By what the client says, cut to a bounded length.
-        self._last: dict[tuple[str, str], Arrival] = {}
+        self._last: dict[tuple[str, str], ClientSeen] = {}
         self._query: Mapping[str, str] | None = None
-        self._arrival = UNKNOWN
+        self._last_seen = UNKNOWN
 
-    def note(self, query: Mapping[str, str]) -> Arrival:
-        """The arrival of a connection with this query (`client`, `version`: protocol/README.md "Connecting")."""
+    def note(self, query: Mapping[str, str]) -> ClientSeen:
+        """For a connection with this query (`client`, `version`: protocol/README.md "Connecting")."""
         now_s = int(self._clock())
-        if query is self._query and self._arrival.at_s == now_s:
+        if query is self._query and self._last_seen.at_s == now_s:
             # The gate remembers the queries of clients, and most have the same.
-            return self._arrival
+            return self._last_seen
         said = query.get("client", "")[:_MAX_CHARS], query.get("version", "")[:_MAX_CHARS]
         last = self._last.get(said)
         if last is None:
             if len(self._last) >= _MAX_LIBRARIES:
                 self._last.clear()
             library = "".join(char for char in " ".join(said) if char.isprintable()).strip()
-            last = self._last[said] = Arrival(library, now_s)
+            last = self._last[said] = ClientSeen(library, now_s)
         elif last.at_s != now_s:
-            last = self._last[said] = Arrival(last.library, now_s)
-        self._query, self._arrival = query, last
+            last = self._last[said] = ClientSeen(last.library, now_s)
+        self._query, self._last_seen = query, last
         return last

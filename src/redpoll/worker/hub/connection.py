@@ -15,7 +15,7 @@ from redpoll._memory import untracked
 from redpoll.protocol import frames
 from redpoll.protocol.errors import close_reason
 from redpoll.protocol.session import Session
-from redpoll.worker.hub.client_libraries import Arrival
+from redpoll.worker.hub.client_libraries import ClientSeen
 
 __all__ = ["Connection"]
 
@@ -45,7 +45,7 @@ class Connection(WebSocket):
     # (ext/README.md "Ownership").
     __slots__ = ()
 
-    arrival: Arrival
+    client_seen: ClientSeen
     gate: _Gate
     session: Session
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from redpoll.protocol.apps import App
     from redpoll.protocol.handshake import Refusal
     from redpoll.worker.hub.connection import Connection
-    from redpoll.worker.hub.everyone import Everyone
+    from redpoll.worker.hub.open_connections import OpenConnections
 
 __all__ = ["Debugging"]
 
@@ -46,11 +46,11 @@ _PHRASES: Final[dict[type, str]] = {
 
 
 class Debugging(DebugLog):
-    """Lines about the connections in `everyone`."""
+    """Lines about the connections in `open_connections`."""
 
-    def __init__(self, everyone: Everyone, link: Link, keys: Keys, node_name: str, process: str) -> None:
+    def __init__(self, open_connections: OpenConnections, link: Link, keys: Keys, node_name: str, process: str) -> None:
         super().__init__(link, keys, node_name, process)
-        self._everyone = everyone
+        self._open_connections = open_connections
 
     def opened(self, connection: Connection, **request: Any) -> None:
         """A client was let in. `request` says what it asked for."""
@@ -133,7 +133,7 @@ class Debugging(DebugLog):
         if not chosen:
             return chosen
         hi, _, lo = chosen.partition(".")
-        connection = self._everyone.find(local_channel.app_id, int(hi), int(lo))
+        connection = self._open_connections.find(local_channel.app_id, int(hi), int(lo))
         if connection is None:
             return None
         subscription = connection.session.channels.get(local_channel.channel)

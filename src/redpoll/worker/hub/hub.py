@@ -40,7 +40,7 @@ from redpoll.worker.hub.channel import Channel
 from redpoll.worker.hub.client_events import ClientEvents
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
-from redpoll.worker.hub.everyone import Everyone
+from redpoll.worker.hub.open_connections import OpenConnections
 from redpoll.worker.hub.subscribe_rates import SubscribeRates
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.hub.users import Users
@@ -58,13 +58,13 @@ _MAX_LEFT_AT_ONCE = 100
 class Hub:
     """The worker's table of subscriptions. Implements `cluster.membership.MembershipEvents`.
 
-    `everyone` contains each open connection once. `joins` has the subscribes that Redis hasn't answered yet. `users`
-    knows who is signed in, `admission` which connections wait for a place in their app.
+    `open_connections` contains each open connection once. `joins` has the subscribes that Redis hasn't answered yet.
+    `users` knows who is signed in, `admission` which connections wait for a place in their app.
     """
 
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
-        self.everyone = Everyone(flusher)
+        self.open_connections = OpenConnections(flusher)
         # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
         # Subscribes refused because of max_occupied_channels.
@@ -197,7 +197,7 @@ class Hub:
 
     def closed(self, connection: Connection) -> None:
         """Release everything the connection held. Called for every cause of a close; idempotent."""
-        if not self.everyone.discard(connection):
+        if not self.open_connections.discard(connection):
             return
         session = connection.session
         if self.flusher.overruns != self._overruns:
@@ -392,7 +392,7 @@ class Hub:
         # int() refuses very long texts.
         if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
             return 0
-        connection = self.everyone.find(app_id, int(hi), int(lo))
+        connection = self.open_connections.find(app_id, int(hi), int(lo))
         if connection is None:
             return 0
         connection.shut(Code.UNAUTHORIZED, "the connection was closed by the app")

@@ -26,7 +26,7 @@ class ClientConnection(Connection):
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate.flusher, gate.max_message_bytes)
-        self.arrival = UNKNOWN
+        self.client_seen = UNKNOWN
         self.gate = gate
         self.session = None  # type: ignore[assignment]
 

@@ -17,14 +17,13 @@ import structlog
 from redpoll._http import pack_request, read_answers
 from redpoll.http.messages import LAST, number_of
 
-__all__ = ["BEATS_A_SECOND", "ControlLink", "Requester"]
+__all__ = ["ControlLink", "Requester"]
 
 log = structlog.get_logger()
 
 _READ_BYTES: Final = 256 * 1024
 # Control sends a heartbeat twice a second. After this long without a byte from it, requests count as unconfirmed, so
 # that each client has an answer within 2 s.
-BEATS_A_SECOND: Final = 4
 _SILENT_BEATS: Final = 6
 # Requests that end without an answer are told so for this long at a time: there may be thousands.
 _ENDING_SLICE_S: Final = 0.002
@@ -46,7 +45,7 @@ class ControlLink:
     """Requests to control at the Unix socket `path`.
 
     `ready`: requests can be sent now. `awaited` are the requests without an answer yet. `beat()` is to be called
-    BEATS_A_SECOND times a second.
+    four times a second.
     """
 
     def __init__(self, path: str) -> None:

@@ -108,7 +108,7 @@ class Gate:
         self.debugging = hub.debugging
         self.refusals = Refusals()
         self._limits = self._limits_of(settings, self.refusals)
-        self._arrivals = ClientLibraries()
+        self._client_libraries = ClientLibraries()
         self._random = b""
         self._random_at = 0
         # Connections in PROXY or TLS setup.
@@ -229,7 +229,7 @@ class Gate:
 
     def head_begun(self, connection: Connection) -> None:
         """A part of its first head came: from now on it costs memory."""
-        if not self.strangers.take(connection, connection.address):
+        if not self.strangers.reserve(connection, connection.address):
             self.http.limit_reached("address")
             connection.abort()
 
@@ -304,7 +304,7 @@ class Gate:
         admission = self.hub.admission
         if admission.admits_at_once(outcome):
             self._settle(connection, upgrade, outcome)
-        elif self.strangers.take(connection, connection.address):
+        elif self.strangers.reserve(connection, connection.address):
             self.strangers.newcomers[connection] = None
             admission.ask(connection, outcome, partial(self._place_found, connection, upgrade, outcome))
         else:
@@ -343,18 +343,18 @@ class Gate:
                 self.debugging.refused(self._app_named(upgrade.path), outcome, **self._described(connection, upgrade))
             return
         connection.set_sid(*self._new_sid())
-        connection.arrival = self._arrivals.note(upgrade.query)
+        connection.client_seen = self._client_libraries.note(upgrade.query)
         client = self._forwarded_client(connection, upgrade.request)
         if client:
-            connection.arrival = connection.arrival._replace(address=client)
-            untrack(connection.arrival)
+            connection.client_seen = connection.client_seen._replace(address=client)
+            untrack(connection.client_seen)
         recovers = handshake.recovers(upgrade.query)
         channels: SmallMap[Subscription] = SmallMap()
-        app = self.hub.everyone.current(outcome)
+        app = self.hub.open_connections.current(outcome)
         session = Session((connection.sid_hi, connection.sid_lo), app, self._limits, recovers, channels)
         untrack(session)
         connection.session = session
-        self.hub.everyone.add(connection)
+        self.hub.open_connections.add(connection)
         self.janitor.opened(connection)
         if self.debugging.any:
             self.debugging.opened(connection, **self._described(connection, upgrade))

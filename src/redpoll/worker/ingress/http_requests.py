@@ -68,13 +68,13 @@ class PublicConnection(HttpConnection[Connection]):
 
     # -- requests and answers ------------------------------------------------------------------------------
 
-    def _take_whole(self, data: bytes) -> bool:
+    def _begin_whole(self, data: bytes) -> bool:
         http = self._server
         link = http.link
         if link.ready and (
             len(link.awaited) < http.max_requests
             if self.authenticated
-            else len(link.awaited) < http.max_strange_requests and http.strangers.take(self.stream, self.peer)
+            else len(link.awaited) < http.max_strange_requests and http.strangers.reserve(self.stream, self.peer)
         ):
             simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS)
             if simple is not None:
@@ -173,7 +173,7 @@ class PublicConnection(HttpConnection[Connection]):
 
     def _has_place(self) -> bool:
         http, reader = self._server, self._reader
-        if self.authenticated or http.strangers.take(self.stream, self.peer):
+        if self.authenticated or http.strangers.reserve(self.stream, self.peer):
             return True
         if reader.phase is Phase.BODY and http.is_signed(reader.head_request(0, 0)):
             return True
@@ -321,7 +321,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         limit = None
         if under_way >= self.max_strange_requests:
             limit = "requests"
-        elif not self.strangers.take(http.stream, self.client_of(http, request)):
+        elif not self.strangers.reserve(http.stream, self.client_of(http, request)):
             limit = "address"
         return None if limit is not None and self.is_signed(request) else limit
 

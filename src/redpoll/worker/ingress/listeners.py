@@ -189,7 +189,7 @@ class Listeners:
             self._poller.adopt(sock.detach(), connection)
             return
         strangers = self._gate.strangers
-        if not strangers.take(connection, connection.address):
+        if not strangers.reserve(connection, connection.address):
             self._gate.http.limit_reached("address")
             sock.close()
             return

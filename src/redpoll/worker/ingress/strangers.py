@@ -71,7 +71,7 @@ class Strangers:
 
     # -- places --------------------------------------------------------------------------------------------
 
-    def take(self, connection: Connection, address: str) -> bool:
+    def reserve(self, connection: Connection, address: str) -> bool:
         """Whether `connection`, whose client has this address, may have something under way. It holds one place until
         `release`, however often it takes it."""
         if connection in self._networks:
@@ -91,7 +91,7 @@ class Strangers:
     def may_leave_unread(self, connection: Connection, address: str) -> bool:
         """Whether its client, who has this address, may get one more answer while it hasn't read those before. It takes
         a place for that."""
-        return connection.unsent_bytes <= _SMALL_BYTES or self.take(connection, address)
+        return connection.unsent_bytes <= _SMALL_BYTES or self.reserve(connection, address)
 
     def release(self, connection: Connection) -> None:
         """It has nothing under way. Idempotent."""

@@ -202,7 +202,7 @@ class UserResume:
 
     def asked(self, message: SilenceOfUser) -> None:
         """A worker asks over `sys` about a user. This worker answers if it is among those that Redis lists."""
-        if self._registry.w in message.of:
+        if self._registry.worker_id in message.of:
             self._spawn(self._answer(message))
 
     def answered(self, message: UserSilent) -> None:
@@ -297,7 +297,7 @@ class UserResume:
             points.append(int(written))
             until = loop.time() + ttl_ms / 1000
         names = (*holders, *MemberEntry.parse(member or b"").holders)
-        workers = {name.decode() for name in names} - {self._registry.w}
+        workers = {name.decode() for name in names} - {self._registry.worker_id}
         others = self._latest(app.id, user, but=connection)
         ages = await asyncio.gather(self._silence(others), self._ask(app.id, user, sorted(workers)))
         for age_s in ages:

@@ -14,7 +14,7 @@ from redpoll.loop.slices import walk
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
-    from redpoll.worker.hub.everyone import Everyone
+    from redpoll.worker.hub.open_connections import OpenConnections
 
 __all__ = ["Backpressure"]
 
@@ -22,10 +22,10 @@ __all__ = ["Backpressure"]
 class Backpressure:
     """`on` while no client is to be read; the gate refuses new clients then. `times_on` is for /metrics."""
 
-    def __init__(self, everyone: Everyone, congested: Callable[[], bool]) -> None:
+    def __init__(self, open_connections: OpenConnections, congested: Callable[[], bool]) -> None:
         self.on = False
         self.times_on = 0
-        self._everyone = everyone
+        self._open_connections = open_connections
         self._congested = congested
         self._tick = 0
         # Goes through the connections, a slice in each pass of the loop.
@@ -49,7 +49,7 @@ class Backpressure:
         self.times_on += congested
         if self._walk is not None:
             self._walk.cancel()
-        self._walk = asyncio.get_running_loop().create_task(walk(self._everyone.each(), self._follow))
+        self._walk = asyncio.get_running_loop().create_task(walk(self._open_connections.each(), self._follow))
 
     def _follow(self, connection: Connection) -> None:
         if self.on:

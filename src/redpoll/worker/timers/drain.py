@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redpoll.loop.slices import walk
 from redpoll.protocol.errors import Code
-from redpoll.worker.hub.everyone import Everyone
+from redpoll.worker.hub.open_connections import OpenConnections
 from redpoll.worker.timers.paced_close import PacedClose
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ __all__ = ["Drain"]
 class Drain:
     """`spawn` starts a task that the worker owns. At most one drain runs; a new one replaces it."""
 
-    def __init__(self, everyone: Everyone, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self._everyone = everyone
+    def __init__(self, open_connections: OpenConnections, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._open_connections = open_connections
         self._spawn = spawn
         self._paced = PacedClose()
         # Grows with each drain: the preparation of an earlier one then has no effect.
@@ -53,7 +53,7 @@ class Drain:
         def sort_in(connection: Connection) -> None:
             by_memberships.setdefault(_memberships(connection), []).append(connection)
 
-        await walk(self._everyone.each(), sort_in)
+        await walk(self._open_connections.each(), sort_in)
         count = sum(map(len, by_memberships.values()))
         if number != self._number or not count:
             return

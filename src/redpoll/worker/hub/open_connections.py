@@ -16,7 +16,7 @@ from redpoll.protocol.apps import App, CurrentApp
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
 
-__all__ = ["Everyone", "UnsentBytes"]
+__all__ = ["OpenConnections", "UnsentBytes"]
 
 
 # Connections that one call of `UnsentBytes.advance` looks at, at least.
@@ -35,7 +35,7 @@ class _OfApp(Audience):
         self.current = CurrentApp(app)
 
 
-class Everyone:
+class OpenConnections:
     """Contains each open connection with a session once."""
 
     def __init__(self, flusher: Flusher) -> None:
@@ -120,9 +120,9 @@ class UnsentBytes:
     """The unsent bytes of all connections, for /metrics. A look at each connection takes long, so every call of
     `advance` adds up the next part of them, and `total` is the sum of the last complete round."""
 
-    def __init__(self, everyone: Everyone, calls_per_round: int) -> None:
+    def __init__(self, open_connections: OpenConnections, calls_per_round: int) -> None:
         self.total = 0
-        self._everyone = everyone
+        self._open_connections = open_connections
         self._calls = calls_per_round
         self._part = 0
         self._left: list[Audience] = []
@@ -132,8 +132,8 @@ class UnsentBytes:
     def advance(self) -> None:
         if not self._left:
             self.total, self._sum = self._sum, 0
-            self._left = self._everyone.audiences()
-            self._part = max(_PART, -(-len(self._everyone) // self._calls))
+            self._left = self._open_connections.audiences()
+            self._part = max(_PART, -(-len(self._open_connections) // self._calls))
         wanted = self._part
         while wanted > 0 and self._left:
             audience = self._left[-1]
