@@ -238,7 +238,6 @@ class ControlPlane:
     def _entrance(self, start: Start, listener: socket.socket, records: Records, body_timeout_s: float) -> Entrance:
         publisher, tracer = self.publishing.publisher, self.observation.tracer
         fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
-        self.link.on_handed_out = fast.finish
         port = ControlPort(
             self.front.received,
             self.front.error_page,

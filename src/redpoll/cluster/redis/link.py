@@ -21,6 +21,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
+from redpoll._publish import Commands
 from redpoll.cluster.redis.connection import Done, LinkDown, Publishes, RedisConnection, Topics, settle
 from redpoll.cluster.redis.primary import CHECK, refusal
 from redpoll.cluster.redis.scripts import ALL, Script
@@ -102,7 +103,7 @@ class Link:
 
     `on_push(topic, payload)` is called for each message; it is the hot path. `on_up()` is called when the scripts are
     loaded and calls can be made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls
-    end with `LinkDown`. `on_handed_out()` is called after each run of replies and messages.
+    end with `LinkDown`.
 
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
@@ -129,7 +130,6 @@ class Link:
         self.on_push = on_push
         self.on_up = on_up
         self.on_down = on_down
-        self.on_handed_out: Callable[[], None] = _nothing
         # Of a link to a master of a cluster: it no longer has the slot of this shard.
         self.on_moved: Callable[[int], None] = _ignore
         self.clock = clock
@@ -218,7 +218,7 @@ class Link:
 
     def release(self) -> None:
         """Never calls its callbacks again."""
-        self.on_push, self.on_up, self.on_down, self.on_handed_out = _ignore_push, _nothing, _ignore, _nothing
+        self.on_push, self.on_up, self.on_down = _ignore_push, _nothing, _ignore
         self.on_moved = _ignore
 
     def abandon(self, shards: Collection[int]) -> None:
@@ -258,15 +258,15 @@ class Link:
         self.commands += 1
         connection.send(command, done)
 
-    def call_many(self, commands: bytes, count: int, done: Publishes) -> None:
-        """Writes `count` commands in RESP now. `done` gets the reply of each, or a LinkDown for each."""
+    def publish(self, commands: Commands, done: Publishes) -> None:
+        """As `call`, with commands in RESP. `done` gets the reply of each, or a LinkDown for each."""
         connection = self._connection
         if connection is None:
-            for _ in range(count):
+            for _ in range(commands.count):
                 asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
-        self.commands += count
-        connection.send_many(commands, count, done)
+        self.commands += commands.count
+        connection.send(commands.data, done, commands.count)
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
