@@ -67,7 +67,8 @@ cdef class FastApp:
 
     def __init__(self, Limits limits not None, tuple keys not None, double slow_until):
         self.limits = limits
-        self.keys = keys
+        # A row has its key as it is.
+        self.keys = tuple([key for key in keys if is_plain(span_of(<bytes?> key[0]))])
         self.slow_until = slow_until
 
 
@@ -454,7 +455,7 @@ cdef class FastPublish:
         body = PyBytes_FromStringAndSize(<const char*> at, message + 4 + head.size - <const char*> at)
         if self.signed.more or now_s < app.slow_until or not is_body_right(&self.signed, body):
             return False
-        if not is_plain(client) or not is_plain(self.signed.key):
+        if not is_plain(client):
             return False
         reserve(&self.unescaped, PyBytes_GET_SIZE(body) + 1)
         call.begin(app.limits, is_batch)
@@ -514,15 +515,12 @@ cdef class FastPublish:
             Call call = self.call
             Span[9] values
             uint8_t[3][20] digits
-        self.names.size = self.channels.size = 0
-        call.add_names(&self.names)
-        call.add_channels(&self.channels)
         values[0] = span_at(entry.trace, TRACE_SIZE)
         values[1] = span_of(call.limits.app_id)
         values[2] = span_at(digits[0], put_number(digits[0], published.began_us))
         values[3] = span_at(digits[1], put_number(digits[1], published.began_us // 1000))
-        values[4] = span_at(self.names.at, self.names.size)
-        values[5] = span_at(self.channels.at, self.channels.size)
+        values[4] = call.names(&self.names)
+        values[5] = call.channel_list(&self.channels)
         values[6] = span_at(digits[2], put_number(digits[2], call.data_bytes()))
         values[7] = self.signed.key
         values[8] = client

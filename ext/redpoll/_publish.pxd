@@ -39,6 +39,8 @@ cdef struct Place:
 cdef class Rules:
     cdef:
         uint8_t[256] channel_chars
+        # Whether one of the prefixes of channels, or of names, begins with this byte.
+        uint8_t[256] begins_channel, begins_name
         int max_channel_chars
         bytes own_prefix, user_prefix, encrypted_prefix
         tuple cache_prefixes, reserved_names
@@ -89,8 +91,8 @@ cdef class Call:
     cdef bint is_valid(self) noexcept
     cdef bint is_publish_only(self) noexcept
     cdef int add_commands(self, Text* commands, Text* places, Span command, Shards shards, Span trace) except -1
-    cdef int add_names(self, Text* text) except -1
-    cdef int add_channels(self, Text* text) except -1
+    cdef Span names(self, Text* room) except *
+    cdef Span channel_list(self, Text* room) except *
     cdef Py_ssize_t data_bytes(self) noexcept
 
 

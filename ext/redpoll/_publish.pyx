@@ -87,7 +87,13 @@ cdef inline bint is_our_number(const uint8_t* at, Py_ssize_t size) noexcept nogi
 
 
 cdef str str_of(Span text):
-    return PyUnicode_DecodeUTF8(<const char*> text.at, text.size, NULL)
+    return PyUnicode_DecodeUTF8(<const char*> text.at, text.size, NULL) if text.size else ""
+
+
+cdef inline Span span_in(Text* room) noexcept nogil:
+    cdef Span span
+    span.at, span.size = <const uint8_t*> room.at, room.size
+    return span
 
 
 # -- rules -------------------------------------------------------------------------------------------------------
@@ -111,6 +117,12 @@ cdef class Rules:
         memset(self.channel_chars, 0, 256)
         for char in channel_chars:
             self.channel_chars[<uint8_t> char] = 1
+        memset(self.begins_channel, 0, sizeof(self.begins_channel))
+        memset(self.begins_name, 0, sizeof(self.begins_name))
+        for prefix in (own_prefix, user_prefix, encrypted_prefix, *cache_prefixes):
+            self.begins_channel[<uint8_t> prefix[0]] = True
+        for prefix in reserved_names:
+            self.begins_name[<uint8_t> prefix[0]] = True
         self.max_channel_chars = max_channel_chars
         self.own_prefix = own_prefix
         self.user_prefix = user_prefix
@@ -152,14 +164,17 @@ cdef class Limits:
         cdef:
             Rules rules = self.rules
             Py_ssize_t i = 0
-        if starts_with(channel, rules.own_prefix):
-            return RESERVED_CHANNEL
-        if not 0 < channel.size <= rules.max_channel_chars:
+        if channel.size == 0:
             return INVALID_CHANNEL
-        if starts_with(channel, rules.user_prefix):
-            i = PyBytes_GET_SIZE(rules.user_prefix)
-            if i == channel.size:
-                return INVALID_CHANNEL
+        if rules.begins_channel[channel.at[0]]:
+            if starts_with(channel, rules.own_prefix):
+                return RESERVED_CHANNEL
+            if starts_with(channel, rules.user_prefix):
+                i = PyBytes_GET_SIZE(rules.user_prefix)
+                if i == channel.size:
+                    return INVALID_CHANNEL
+        if channel.size > rules.max_channel_chars:
+            return INVALID_CHANNEL
         while i < channel.size:
             if not rules.channel_chars[channel.at[i]]:
                 return INVALID_CHANNEL
@@ -167,9 +182,13 @@ cdef class Limits:
         return NO_FAULT
 
     cdef int needs(self, Span channel) noexcept:
-        """CACHED and RULED, for an event on this channel."""
+        """CACHED and RULED, for an event on this channel, which isn't refused."""
         cdef int found = 0
-        if self.caches and starts_with_any(channel, self.rules.cache_prefixes):
+        if (
+            self.caches
+            and self.rules.begins_channel[channel.at[0]]
+            and starts_with_any(channel, self.rules.cache_prefixes)
+        ):
             found |= 1
         if self.stores and (starts_with_any(channel, self.stored_prefixes) or is_any(channel, self.stored)):
             found |= 2
@@ -305,7 +324,7 @@ cdef class Call:
             event.name.size > limits.max_name_chars and chars_of(event.name) > limits.max_name_chars
         ):
             return NAME_SIZE
-        if starts_with_any(event.name, limits.rules.reserved_names):
+        if limits.rules.begins_name[event.name.at[0]] and starts_with_any(event.name, limits.rules.reserved_names):
             return NAME_RESERVED
         if event.data.at == NULL:
             return DATA_MISSING
@@ -435,19 +454,22 @@ cdef class Call:
 
     # -- for the event log
 
-    cdef int add_names(self, Text* text) except -1:
-        """The events' names, each once and in order, with `, ` between them."""
+    cdef Span names(self, Text* room) except *:
+        """The events' names, each once and in order, with `, ` between them; in `room` if they are several."""
         cdef int i, j
+        if self.event_count == 1:
+            return self.events[0].name
+        room.size = 0
         for i in range(self.event_count):
             for j in range(i):
                 if is_same(self.events[j].name, self.events[i].name):
                     break
             else:
-                reserve(text, self.events[i].name.size + 2)
+                reserve(room, self.events[i].name.size + 2)
                 if i:
-                    add(text, COMMA)
-                add(text, self.events[i].name)
-        return 0
+                    add(room, COMMA)
+                add(room, self.events[i].name)
+        return span_in(room)
 
     cdef bint is_first(self, int at) noexcept:
         """No earlier event has this channel."""
@@ -458,16 +480,20 @@ cdef class Call:
                     return False
         return True
 
-    cdef int add_channels(self, Text* text) except -1:
-        """The channels, each once and in order, as they are within the quotes of a list in JSON."""
+    cdef Span channel_list(self, Text* room) except *:
+        """The channels, each once and in order, as they are within the quotes of a list in JSON; in `room` if they are
+        several."""
         cdef int i
+        if self.channel_count == 1:
+            return self.channels[0]
+        room.size = 0
         for i in range(self.channel_count):
             if self.is_first(i):
-                reserve(text, self.channels[i].size + 3)
+                reserve(room, self.channels[i].size + 3)
                 if i:
-                    add(text, QUOTED_COMMA)
-                add(text, self.channels[i])
-        return 0
+                    add(room, QUOTED_COMMA)
+                add(room, self.channels[i])
+        return span_in(room)
 
     cdef Py_ssize_t data_bytes(self) noexcept:
         cdef:
@@ -481,14 +507,13 @@ cdef class Call:
         """`(names, channels, bytes)` for the event log: all names as one text, the channels, each once, and the bytes
         of the events' data."""
         cdef:
-            Text text
+            Text room
             int i
-        memset(&text, 0, sizeof(Text))
+        memset(&room, 0, sizeof(Text))
         try:
-            self.add_names(&text)
-            names = PyUnicode_DecodeUTF8(text.at, text.size, NULL) if text.size else ""
+            names = str_of(self.names(&room))
         finally:
-            free(text.at)
+            free(room.at)
         channels = [str_of(self.channels[i]) for i in range(self.channel_count) if self.is_first(i)]
         return names, channels, self.data_bytes()
 
