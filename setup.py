@@ -30,6 +30,8 @@ extensions = [
         "_shards",
         "_frame",
         "_http",
+        "_publish",
+        "_publish_body",
         "_fast_publish",
         "_memory",
         "_wheel",

@@ -1,19 +1,63 @@
 """Publishes several events over a bus and waits for Redis, as the control plane's publisher does. Not a test."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll._publish import Call
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.protocol.apps import App
+from redpoll.protocol.messages import limits_of
 
-__all__ = ["publish_all"]
+__all__ = ["Outgoing", "Replies", "call_of", "publish_all"]
+
+
+class Outgoing(NamedTuple):
+    """One event for one channel. `skip` is the socket id that doesn't get it."""
+
+    channel: str
+    event: str
+    data: str
+    skip: str | None = None
+
+
+def call_of(app: App, items: Sequence[Outgoing]) -> Call:
+    """A call that publishes these events, without its checks."""
+    call = Call(limits_of(app), True)
+    for channel, event, data, skip in items:
+        call.add((channel,), event, data, skip)
+    return call
+
+
+class Replies:
+    """`done` of a call: the reply to each of its events, and nothing of what follows them."""
+
+    over = False
+
+    def __init__(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.of_events: list[asyncio.Future[Any]] = [loop.create_future() for _ in range(count)]
+        self._next = 0
+
+    def __call__(self, reply: Any) -> None:
+        self._next += 1
+        if self._next <= len(self.of_events):
+            self._set(self._next - 1, reply)
+
+    def of_each(self) -> list[Callable[[Any], None]]:
+        self._next = len(self.of_events)
+        return [partial(self._set, at) for at in range(len(self.of_events))]
+
+    def _set(self, at: int, reply: Any) -> None:
+        if not self.of_events[at].done():
+            self.of_events[at].set_result(reply)
 
 
 async def publish_all(
     bus: Bus,
     app: App,
-    items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
+    items: Sequence[Outgoing],
     trace: str | None = None,
     once: str | None = None,
     within_s: float = 60.0,
@@ -22,19 +66,16 @@ async def publish_all(
 
     Raises Unavailable if Redis hasn't confirmed all of them within `within_s`.
     """
-    loop = asyncio.get_running_loop()
-    answers: list[asyncio.Future[Any]] = [loop.create_future() for _ in items]
+    replies = Replies(len(items))
     try:
         async with asyncio.timeout(within_s):
             if not bus._link.up:
                 await bus._link.wait_up()
-            for index, (item, answer) in enumerate(zip(items, answers, strict=True)):
-                done = lambda reply, answer=answer: answer.done() or answer.set_result(reply)  # noqa: E731
-                bus.post(app, item, trace, once=once, index=index, done=done)
-            replies = await asyncio.gather(*answers)
+            bus.post(call_of(app, items), trace, once=once, done=replies)
+            answers = await asyncio.gather(*replies.of_events)
     except TimeoutError:
         raise Unavailable("no answer from Redis") from None
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise Unavailable(str(reply))
-    return replies
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise Unavailable(str(answer))
+    return answers

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import re
 import struct
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,6 @@ OTHER_APP, BATCH, UNLOGGED, NO_LINES, LIMITED = (1 << bit for bit in range(5))
 # Bits of Redis' replies to a read: errors among them, some don't come, a check follows the publishes, its reply refuses
 # them, replies come in any order.
 ERRORS, EXPIRES, CHECKED, REFUSED, OF_EACH = (1 << bit for bit in range(5))
-CHECK = b"*2\r\n$6\r\nEXISTS\r\n$1\r\nx\r\n"
 # Between two publishes of one read.
 SEPARATOR = b"\0\0"
 
@@ -62,6 +62,7 @@ class HttpTargets:
         from redpoll import _http
         from redpoll._fast_publish import FastApp, FastPublish
         from redpoll.cluster.redis.keys import Keys
+        from redpoll.control.publish.forms import answer_form, row_form
         from redpoll.http import messages as http_messages
         from redpoll.protocol import auth, channels, messages
         from redpoll.protocol.apps import App, HistoryRule, Key
@@ -70,6 +71,9 @@ class HttpTargets:
         self.reference = load_reference()
         self.http, self.auth, self.channels, self.messages, self.refusal = _http, auth, channels, messages, ApiError
         self.fast_app_type, self.fast_type = FastApp, FastPublish
+        self.Event = namedtuple("Event", "name data channels socket_id")
+        self.answer_forms = (answer_form(closes=False), answer_form(closes=True))
+        self.row_form = row_form()
         self.names = http_messages.FIELDS
         self.places = {name.lower().encode(): place for place, name in enumerate(self.names)}
         self.keys = Keys("rp")
@@ -268,19 +272,15 @@ class HttpTargets:
             limit=limit,
             dateline=SimpleNamespace(line=b"Date: now\r\n"),
             ready=lambda: 0,
-            publish=lambda commands, published: sent.append((commands, published)),
+            publish=lambda commands, published: sent.append((commands.data, published)),
+            soon=lambda finish: None,
             completed=completed,
             failed=failed,
-            reserved_events=tuple(prefix.encode() for prefix in self.messages.RESERVED_PREFIXES),
-            cache_channels=tuple(prefix.encode() for prefix in self.channels.CACHE_PREFIXES),
-            own_prefix=self.channels.OWN_PREFIX.encode(),
-            encrypted_prefix=self.channels.ENCRYPTED_PREFIX.encode(),
+            answers=self.answer_forms,
+            row=None if bits & UNLOGGED else self.row_form,
             max_skew_s=self.auth.MAX_SKEW_S,
-            max_channel_chars=self.channels.MAX_NAME_CHARS,
             api_prefix=self.auth.PREFIX.encode(),
-            logs=not bits & UNLOGGED,
-            check=CHECK if self._is_checked(replies) else b"",
-            refusal=lambda error: "refused" if "READONLY" in str(error) else None,
+            is_checked=self._is_checked(replies),
         )
 
     @staticmethod
@@ -293,17 +293,8 @@ class HttpTargets:
         return sum(len(event.channels) for event in call[2])
 
     def _fast_app(self, app: Any) -> Any:
-        return self.fast_app_type(
-            app,
-            tuple((key.key.encode(), self.auth.hashes_of(app, key.key)[:2]) for key in app.keys),
-            max_channels=app.max_channels,
-            max_batch=app.max_batch,
-            max_name_chars=app.max_event_name_chars,
-            max_data_bytes=app.max_data_bytes,
-            caches=True,
-            slow_until=0.0,
-            stored_prefixes=tuple(rule.name.encode() for rule in app.history),
-        )
+        keys = tuple((key.key.encode(), self.auth.hashes_of(app, key.key)[:2]) for key in app.keys)
+        return self.fast_app_type(self.messages.limits_of(app), keys, 0.0)
 
     def _events_of(self, request: Any) -> tuple[str, str, Any]:
         """App, key and events of a publish, by the slower code. A publish that it refuses, or that needs more than a
@@ -316,14 +307,15 @@ class HttpTargets:
         try:
             params = self.auth.check_query(app, "POST", path, query, request.body, NOW_S)
             if match[2]:
-                events = self.messages.decode_batch(request.body, app)
+                call = self.messages.decode_batch(request.body, app)
             else:
-                events = [self.messages.decode_event(request.body, params, app)]
+                call = self.messages.decode_event(request.body, params, app)
         except self.refusal as fault:
             raise Difference(f"{request} was taken: {fault}") from None
+        if call.infos or call.correlation_id is not None:
+            raise Difference(f"{request} was taken")
+        events = [self.Event(*event) for event in call.events_of()]
         for event in events:
-            if event.info or event.correlation_id is not None:
-                raise Difference(f"{event} was taken")
             if any(self.channels.is_cache(name) or app.history_rule(name) for name in event.channels):
                 raise Difference(f"{event} was taken")
         return app.id, dict(params)["auth_key"], events
@@ -337,8 +329,6 @@ class HttpTargets:
                 for channel in event.channels:
                     topic = self.keys.topic(app_id, channel)
                     expected.append([self.keys.publish, topic, envelope + event.data.encode()])
-        if published and self._is_checked(replies):
-            expected.append([b"EXISTS", b"x"])
         reader = hiredis.Reader()
         reader.feed(commands)
         made = list(iter(reader.gets, False))
@@ -380,7 +370,7 @@ class HttpTargets:
             group.expire(TimeoutError("late"))
             refused += waiting
         elif checked:
-            group(hiredis.ReplyError("READONLY" if bits & REFUSED else "OOM") if bits & (ERRORS | REFUSED) else 1)
+            group(hiredis.ReplyError("READONLY") if bits & REFUSED else 1)
             (refused if bits & REFUSED else confirmed).extend(waiting)
         if group.left or not group.over:
             raise Difference(f"{group.left} requests have no outcome")

@@ -7,7 +7,7 @@ from redpoll._text cimport Span
 
 # An EVENT envelope in parts, before its bytes are allocated.
 cdef struct Parts:
-    # Skip, trace, user, event, data.
+    # Skip, trace, user, event, data. at == NULL: there is none of the first three.
     Span[5] text
     uint8_t[20] user_digits
     uint8_t[20] event_digits
@@ -24,6 +24,7 @@ cdef struct Publish:
     Parts parts
     Span head
     Py_ssize_t topic_size
+    int shard
 
 
 cdef Py_ssize_t measure_publish(Publish* publish, Shards shards) except -1

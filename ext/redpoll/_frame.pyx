@@ -53,6 +53,9 @@ _fill_tables()
 del _fill_tables
 
 
+cdef bytes dash = b"-"
+cdef Span DASH = span_of(dash)
+
 # -- WebSocket frames from the server: never masked (RFC 6455 5.1) -------------------------------------------
 
 
@@ -227,6 +230,7 @@ cdef Py_ssize_t measure_publish(Publish* publish, Shards shards) except -1:
     """Find the topic's shard, and return the bytes of the whole command. The head is borrowed from `shards`."""
     cdef Py_ssize_t at = shards.place(publish.app.at, publish.app.size, publish.channel.at, publish.channel.size)
     measure_parts(&publish.parts)
+    publish.shard = <int> at
     publish.head = span_of(<bytes?> shards.heads[at])
     publish.topic_size = publish.head.size + 2 + publish.app.size + 1 + publish.channel.size
     return 4 + bulk_size(publish.command.size) + bulk_size(publish.topic_size) + bulk_size(publish.parts.size)
@@ -250,11 +254,20 @@ cdef uint8_t* put_publish(uint8_t* to, Publish* publish) noexcept:
     return put(to, b"\r\n", 2)
 
 
+cdef inline Span given(str text) except *:
+    cdef Span span
+    if text:
+        return span_of_text(text)
+    span.at = NULL
+    span.size = 0
+    return span
+
+
 cdef int set_parts(Parts* parts, str event, str data, str skip, str trace, str user) except -1:
     # The parts refer to the texts, which the caller keeps.
-    parts.text[0] = span_of_text(skip or "-")
-    parts.text[1] = span_of_text(trace or "-")
-    parts.text[2] = span_of_text(user or "")
+    parts.text[0] = given(skip)
+    parts.text[1] = given(trace)
+    parts.text[2] = given(user)
     parts.text[3] = span_of_text(event)
     parts.text[4] = span_of_text(data)
     return 0
@@ -262,6 +275,9 @@ cdef int set_parts(Parts* parts, str event, str data, str skip, str trace, str u
 
 cdef void measure_parts(Parts* parts) noexcept:
     cdef int i
+    for i in range(2):
+        if parts.text[i].at == NULL:
+            parts.text[i] = DASH
     parts.user_count = put_number(parts.user_digits, parts.text[2].size)
     parts.event_count = put_number(parts.event_digits, parts.text[3].size)
     parts.size = 6 + 1 + 1 + parts.user_count + 1 + parts.event_count + 1
@@ -279,7 +295,9 @@ cdef uint8_t* put_parts(uint8_t* to, Parts* parts) noexcept nogil:
     to = put(to, b" ", 1)
     to = put(to, <const char*> parts.event_digits, parts.event_count)
     to = put(to, b"\n", 1)
-    for i in range(2, 5):
+    if parts.text[2].size:
+        to = put(to, <const char*> parts.text[2].at, parts.text[2].size)
+    for i in range(3, 5):
         to = put(to, <const char*> parts.text[i].at, parts.text[i].size)
     return to
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from redpoll._http import IncomingRequest
+from redpoll._publish import Commands, Limits
 from redpoll._shards import Shards
+from redpoll._text import Form
 from redpoll.protocol.apps import App
 
 R = TypeVar("R", bound=IncomingRequest)
@@ -14,22 +16,7 @@ class _Dateline(Protocol):
     def line(self) -> bytes: ...
 
 class FastApp:
-    @property
-    def record(self) -> App: ...
-    def __init__(
-        self,
-        record: App,
-        keys: tuple[tuple[bytes, tuple[Any, Any]], ...],
-        *,
-        max_channels: int,
-        max_batch: int,
-        max_name_chars: int,
-        max_data_bytes: int,
-        caches: bool,
-        slow_until: float,
-        stored: tuple[bytes, ...] = (),
-        stored_prefixes: tuple[bytes, ...] = (),
-    ) -> None: ...
+    def __init__(self, limits: Limits, keys: tuple[tuple[bytes, tuple[Any, Any]], ...], slow_until: float) -> None: ...
 
 class Published:
     @property
@@ -56,19 +43,15 @@ class FastPublish:
         limit: Callable[[str], bytes | None] | None,
         dateline: _Dateline,
         ready: Callable[[], int],
-        publish: Callable[[bytes, Published], None],
+        publish: Callable[[Commands, Published], None],
+        soon: Callable[[Callable[[], None]], object],
         completed: Callable[..., None],
         failed: Callable[..., None],
-        reserved_events: tuple[bytes, ...],
-        cache_channels: tuple[bytes, ...],
-        own_prefix: bytes,
-        encrypted_prefix: bytes,
+        answers: tuple[tuple[int, Form], tuple[int, Form]],
+        row: Form | None,
         max_skew_s: int,
-        max_channel_chars: int,
         api_prefix: bytes,
-        logs: bool,
-        check: bytes = b"",
-        refusal: Callable[[Any], str] | None = None,
+        is_checked: bool,
     ) -> None: ...
     def take(
         self, link: Any, kind: type[R], buffer: bytearray, size: int, names: tuple[str, ...]

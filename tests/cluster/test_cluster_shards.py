@@ -6,8 +6,8 @@ from binascii import crc_hqx
 import pytest
 from structlog.testing import capture_logs
 
-from bus_publishing import publish_all
-from redpoll.cluster.bus import Bus, Outgoing
+from bus_publishing import Outgoing, Replies, call_of, publish_all
+from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.keys import TAGS
@@ -151,9 +151,9 @@ async def test_failed_master_makes_no_channels_of_the_others_written_again(
     waiting = a.join(channel_in(MOVING, "late-"))
     await wait_until(lambda: a.registry.local_channel(APP, left.channel) is None)
     for socket in others:
-        confirmed = asyncio.get_running_loop().create_future()
-        Bus(b.link, b.keys).post(a.app, Outgoing(socket.channel, "e", "1"), done=confirmed.set_result)
-        assert await confirmed == 1
+        replies = Replies(1)
+        Bus(b.link, b.keys).post(call_of(a.app, [Outgoing(socket.channel, "e", "1")]), done=replies)
+        assert await replies.of_events[0] == 1
     await wait_until(lambda: all(len(socket.events) == 1 for socket in others))
     assert a.registry.connection_state is ConnectionState.PARTLY
     assert not b.link.up

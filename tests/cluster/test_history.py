@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bus_publishing import publish_all
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from bus_publishing import Outgoing, publish_all
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import History, InvalidOffset, Page, Row, UnknownEpoch
 from redpoll.cluster.redis.link import Link, LinkDown

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from bus_publishing import publish_all
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from bus_publishing import Outgoing, publish_all
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.idempotency import Idempotency, Outcome
 
 REQUEST = b"POST /apps/7/events\n{}"

@@ -12,10 +12,10 @@ import os
 
 import pytest
 
-from bus_publishing import publish_all
+from bus_publishing import Outgoing, publish_all
 from random_history import RandomHistory
 from redpoll import _frame
-from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.bus import Bus
 from redpoll.cluster.history import History
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule

@@ -6,7 +6,6 @@ from redpoll.protocol.channels import (
     CONSOLE,
     MAX_NAME_CHARS,
     OWN_PREFIX,
-    SERVER_TO_USER,
     Kind,
     is_cache,
     is_encrypted,
@@ -14,7 +13,6 @@ from redpoll.protocol.channels import (
     kind_of,
     needs_auth,
     valid_name,
-    valid_target,
 )
 
 
@@ -90,37 +88,6 @@ def test_caching_and_encryption_follow_from_the_prefix_and_change_no_kind(channe
     assert needs_auth(channel) == channel.startswith(("private-", "presence-"))
 
 
-@pytest.mark.parametrize("user", ["7", "a_b=c@d,e.f;g-h", "x" * (MAX_NAME_CHARS - len(SERVER_TO_USER))])
-def test_users_and_channels_can_be_published_to(user):
-    assert valid_target(user)
-    assert valid_target(SERVER_TO_USER + user)
-    assert not valid_name(SERVER_TO_USER + user)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "#x",
-        "#server-to-user",
-        "#server-to-user-",
-        "#server-to-user-a b",
-        "#server-to-user-#7",
-        "#server-to-user-é",
-        "#server-to-user-7\n",
-        " #server-to-user-7",
-        "x#server-to-user-7",
-        SERVER_TO_USER + "x" * 185,
-        "x" * 201,
-    ],
-)
-def test_other_names_cannot_be_published_to(name):
-    assert not valid_target(name)
-
-
-def test_reserved_names_cannot_be_published_to_and_only_the_console_is_a_channel():
-    for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x"):
-        assert not valid_target(name)
+def test_of_the_reserved_names_only_the_console_is_a_channel():
     assert [is_reserved(name) for name in (CONSOLE, OWN_PREFIX, OWN_PREFIX + "x")] == [False, True, True]
     assert not is_reserved("private-redpoll")
-    assert valid_target("private-redpoll")

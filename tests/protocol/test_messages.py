@@ -1,15 +1,16 @@
 import json
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redpoll.protocol.auth import parse_query
+from redpoll.protocol.channels import CONSOLE, MAX_NAME_CHARS, OWN_PREFIX, SERVER_TO_USER, valid_name
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
     CHANNEL_INFO,
     EVENT_INFO,
-    Event,
     check_channel,
     decode_auth,
     decode_batch,
@@ -22,10 +23,34 @@ EVENT = {"name": "foo", "channels": ["project-3"], "data": '{"some":"data"}'}
 ITEM = {"name": "foo", "channel": "project-3", "data": "{}"}
 
 
+class Event(NamedTuple):
+    """What a call says of an event."""
+
+    name: str
+    data: str
+    channels: tuple[str, ...]
+    socket_id: str | None = None
+    info: tuple[str, ...] = ()
+    correlation_id: str | None = None
+
+
+def events_of(call) -> list[Event]:
+    infos = call.infos or [()] * len(call.events_of())
+    return [
+        Event(name, data, tuple(channels), socket_id, info, call.correlation_id)
+        for (name, data, channels, socket_id), info in zip(call.events_of(), infos, strict=True)
+    ]
+
+
+def event_of(*arguments) -> Event:
+    (found,) = events_of(decode_event(*arguments))
+    return found
+
+
 def event(app, query="", **fields) -> Event:
     """The event of a good body with `fields` put in; None takes a field out."""
     body = {name: value for name, value in {**EVENT, **fields}.items() if value is not None}
-    return decode_event(json.dumps(body).encode(), parse_query(query), app)
+    return event_of(json.dumps(body).encode(), parse_query(query), app)
 
 
 def refusal(decode, *arguments, **fields) -> ApiError:
@@ -59,7 +84,7 @@ def test_optional_members_may_be_null_and_unknown_members_are_ignored(app):
         "channel": None,
         "tags": {"a": [1]},
     }
-    assert decode_event(json.dumps(body).encode(), [], app) == Event(
+    assert event_of(json.dumps(body).encode(), [], app) == Event(
         name="foo", data='{"some":"data"}', channels=("project-3",)
     )
 
@@ -84,6 +109,40 @@ def test_an_encrypted_channel_is_published_to_alone_and_its_data_untouched(app, 
 
 def test_names_that_only_look_encrypted_go_together(app):
     assert len(event(app, channels=["my-private-encrypted-a", "presence-encrypted-a", "private-a"]).channels) == 3
+
+
+@pytest.mark.parametrize("user", ["7", "a_b=c@d,e.f;g-h", "x" * (MAX_NAME_CHARS - len(SERVER_TO_USER))])
+def test_users_and_channels_can_be_published_to(app, user):
+    assert event(app, channels=[user, SERVER_TO_USER + user]).channels == (user, SERVER_TO_USER + user)
+    assert not valid_name(SERVER_TO_USER + user)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "#x",
+        "#server-to-user",
+        "#server-to-user-",
+        "#server-to-user-a b",
+        "#server-to-user-#7",
+        "#server-to-user-é",
+        "#server-to-user-7\n",
+        " #server-to-user-7",
+        "x#server-to-user-7",
+        SERVER_TO_USER + "x" * 185,
+        "x" * 201,
+        CONSOLE,
+        OWN_PREFIX,
+        OWN_PREFIX + "x",
+    ],
+)
+def test_other_and_reserved_names_cannot_be_published_to(app, name):
+    assert refusal(event, app, channels=["a", name]).code == "invalid_channel"
+
+
+def test_a_name_that_only_looks_reserved_can_be_published_to(app):
+    assert event(app, channels=["private-redpoll"]).channels == ("private-redpoll",)
 
 
 def test_duplicate_channels_count_once_and_keep_their_order(app):
@@ -255,7 +314,7 @@ def test_members_from_the_query_are_validated_too(app):
 
 
 def batch(app, *items) -> list[Event]:
-    return decode_batch(json.dumps({"batch": items}).encode(), app)
+    return events_of(decode_batch(json.dumps({"batch": items}).encode(), app))
 
 
 def test_a_batch_keeps_its_order(app):
@@ -299,7 +358,7 @@ def test_a_malformed_batch_is_refused(app, body):
 
 def test_a_batchs_correlation_id_belongs_to_every_event(app):
     body = json.dumps({"batch": [ITEM, ITEM], "correlation_id": "order 7"}).encode()
-    assert [item.correlation_id for item in decode_batch(body, app)] == ["order 7"] * 2
+    assert [item.correlation_id for item in events_of(decode_batch(body, app))] == ["order 7"] * 2
     assert batch(app, ITEM)[0].correlation_id is None
     for wrong in ("x" * 129, "é", "a\r\nb", 7):
         body = json.dumps({"batch": [ITEM], "correlation_id": wrong}).encode()
@@ -444,8 +503,8 @@ def decoded(app, query: str, body: bytes) -> list[Event]:
     """The results of all decoders for `body`. A refusal is fine; any other exception fails the test."""
     read: list[Event] = []
     for decode in (
-        lambda: read.append(decode_event(body, parse_query(query), app)),
-        lambda: read.extend(decode_batch(body, app)),
+        lambda: read.append(event_of(body, parse_query(query), app)),
+        lambda: read.extend(events_of(decode_batch(body, app))),
         lambda: decode_auth(body, app),
         lambda: decode_auth(body, app, form=True),
     ):

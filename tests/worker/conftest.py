@@ -125,12 +125,12 @@ class Bench:
 
     async def publish(self, channel: str, event: str, data: str, skip: str | None = None) -> None:
         """One event, as the HTTP API publishes it."""
-        await publish_all(self.bus, self.app, [(channel, event, data, skip, None)])
+        await publish_all(self.bus, self.app, [(channel, event, data, skip)])
 
     async def publish_numbers(self, channel: str, numbers: range, data: str = "{n}", event: str = "n") -> None:
         """Events with these numbers in their data, in a few calls."""
         for at in range(0, len(numbers), 500):
-            items = [(channel, event, data.replace("{n}", str(n)), None, None) for n in numbers[at : at + 500]]
+            items = [(channel, event, data.replace("{n}", str(n)), None) for n in numbers[at : at + 500]]
             await publish_all(self.bus, self.app, items)
 
     async def keep(self, name: str = "stored-", **rule) -> None:

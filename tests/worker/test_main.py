@@ -66,7 +66,7 @@ async def test_an_event_published_right_after_ready_reaches_its_subscriber(bench
         worker = await bench.start()
         client = await bench.client(worker)
         await client.subscribe("news")
-        await publish_all(bench.bus, bench.app, [("news", "first", "1", None, None)])
+        await publish_all(bench.bus, bench.app, [("news", "first", "1", None)])
         assert (await client.next())["event"] == "first"
 
 
@@ -140,7 +140,7 @@ async def test_no_client_loses_its_connection_when_redis_restarts(own_redis, ben
             receivers = [0]
             while receivers != [1]:
                 try:
-                    receivers = await publish_all(bench.bus, bench.app, [("news", "n", str(round_), None, None)])
+                    receivers = await publish_all(bench.bus, bench.app, [("news", "n", str(round_), None)])
                 except Exception:
                     await asyncio.sleep(0.01)
         assert (await client.until("n"))["data"] == str(round_)

@@ -19,6 +19,7 @@ import hiredis
 import msgspec
 
 from redpoll import _frame
+from redpoll._publish import CACHED, RULED, Call, Commands
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
@@ -28,9 +29,8 @@ from redpoll.cluster.redis.link import Done, Link, LinkDown
 from redpoll.cluster.redis.primary import CHECK, Checked
 from redpoll.cluster.redis.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
-from redpoll.protocol.channels import is_cache
 
-__all__ = ["ONCE_S", "Bus", "Cached", "Outgoing", "Unavailable", "ask_within", "read_cached"]
+__all__ = ["ONCE_S", "Bus", "Cached", "Unavailable", "ask_within", "read_cached"]
 
 # A publisher gets its answer within 2 s, also if Redis didn't confirm.
 CONFIRM_S: Final = 1.9
@@ -50,16 +50,6 @@ class Unavailable(Exception):
 
     def __str__(self) -> str:
         return f"not confirmed: {self.reason}"
-
-
-class Outgoing(NamedTuple):
-    """One event for one channel. `skip` is the socket id that doesn't get it, `user` the sender's id."""
-
-    channel: str
-    event: str
-    data: str
-    skip: str | None = None
-    user: str | None = None
 
 
 async def ask_within(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
@@ -173,38 +163,78 @@ class Bus:
         row = RowTerms(user or "", row_trace_id or "", _row_detail(event, data, skip)) if hooked else None
         self._run_script(app, channel, flags, tail, rule, "", 0, row, done)
 
-    def post(
+    def post(self, call: Call, trace: str | None = None, *, once: str | None = None, done: Publishes) -> None:
+        """A server's events, in order. `done` gets the reply to each, or why there is none, and then the outcome of the
+        check (`checks`).
+
+        They are cached on cache channels and stored on channels with history. With `once` (idempotency.py), repetitions
+        of the call with the same `once` publish each event only once.
+        """
+        app, keys = call.app, self._keys
+        if once is None and not app.console_until and call.is_plain:
+            self.send(call.pack(keys.publish, keys.shards, trace), done)
+            return
+        needs, of_each, index = call.needs(), done.of_each(), 0
+        for event, data, channels, skip in call.events_of():
+            for channel in channels:
+                self._post_one(
+                    app, channel, event, data, skip, needs[index], trace, once=once, index=index, done=of_each[index]
+                )
+                index += 1
+        self._check(done)
+
+    def send(self, commands: Commands, done: Publishes) -> None:
+        """Events that are commands already (`Call.pack`); `done` as in `post`."""
+        self.published += commands.count
+        self._link.publish(commands, done)
+        self._check(done)
+
+    def flush(self) -> None:
+        """Write what was sent now, not at the end of this pass of the loop."""
+        self._link.flush()
+
+    @property
+    def checks(self) -> bool:
+        """After the events of `post` and `send`, Redis is asked whether it is the primary (primary.py), and their
+        `done` gets 1, or why they are not confirmed. Not in a Cluster: a former master of a slot forwards what is
+        published there to the present one."""
+        return not self._keys.sharded
+
+    def _check(self, done: Any) -> None:
+        if self.checks:
+            self._link.call_packed(CHECK, Checked(done))
+
+    def _post_one(
         self,
         app: App,
-        item: Outgoing | tuple[str, str, str, str | None, str | None],
-        trace: str | None = None,
+        channel: str,
+        event: str,
+        data: str,
+        skip: str | None,
+        needs: int,
+        trace: str | None,
         *,
-        once: str | None = None,
-        index: int = 0,
+        once: str | None,
+        index: int,
         done: Done,
     ) -> None:
-        """A server's event, for callers that collect the answers themselves; `done` as in `publish`.
-
-        It is cached on cache channels and stored on channels with history. With `once` (idempotency.py), repetitions
-        with the same `once` and `index` publish it only once; `index` is the event's place in its request.
-        """
-        channel, event, data, skip, user = item
         if self._keys.sharded:
             reason = self._link.refusal_of(self._keys.topic(app.id, channel))
             if reason:
                 asyncio.get_running_loop().call_soon(done, Refused(reason))
                 return
         if app.console_until:
-            self._copy_to_console(app, channel, event, data, skip, user)
-        caches = is_cache(channel) and app.cache_ttl_s > 0
-        rule = app.history_rule(channel) if app.history else None
-        if not caches and rule is None and once is None:
-            self._plain(app, channel, event, data, skip, trace, user, done)
-            return
+            self._copy_to_console(app, channel, event, data, skip, None)
+        rule = app.history_rule(channel) if needs & RULED else None
         flags = (
-            (Flag.CACHE if caches else "") + (Flag.HISTORY if rule else "") + (Flag.ONCE if once is not None else "")
+            (Flag.CACHE if needs & CACHED else "")
+            + (Flag.HISTORY if rule else "")
+            + (Flag.ONCE if once is not None else "")
         )
-        tail = event_tail(event, data, skip=skip, trace=trace, user=user)
+        if not flags:
+            self._plain(app, channel, event, data, skip, trace, None, done)
+            return
+        tail = event_tail(event, data, skip=skip, trace=trace)
         self._run_script(app, channel, flags, tail, rule, once or "", index, None, done)
 
     def _copy_to_console(
@@ -237,28 +267,8 @@ class Bus:
 
     @property
     def refusal(self) -> str:
-        """Why `post` and `post_packed` would not be confirmed (`Link.refusal`); "" if nothing is known."""
+        """Why `post` and `send` would not be confirmed (`Link.refusal`); "" if nothing is known."""
         return self._link.refusal
-
-    @property
-    def check(self) -> bytes:
-        """The command after `post_packed`'s publishes whose reply confirms them (primary.py). Empty for a Cluster: a
-        former master of a slot forwards what is published there to the present one."""
-        return b"" if self._keys.sharded else CHECK
-
-    def post_check(self, done: Any) -> int:
-        """Asks Redis, after `post`, whether it is the primary. `done`, which has `over`, gets one more reply, or why
-        the publishes are not confirmed. Returns how many more replies it gets."""
-        if self._keys.sharded:
-            return 0
-        self._link.call_packed(CHECK, Checked(done))
-        return 1
-
-    def post_packed(self, commands: bytes, count: int, done: Publishes) -> None:
-        """`count` events that are plain PUBLISH commands already, and `check` behind them, made by `_fast_publish`;
-        `done` gets the reply of each."""
-        self.published += count
-        self._link.call_many(commands, count + (not self._keys.sharded), done)
 
     def _run_script(
         self,

@@ -238,7 +238,7 @@ class ControlPlane:
 
     def _entrance(self, start: Start, listener: socket.socket, records: Records, body_timeout_s: float) -> Entrance:
         publisher, tracer = self.publishing.publisher, self.observation.tracer
-        self.fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
+        fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
         port = ControlPort(
             self.front.received,
             self.front.error_page,
@@ -246,7 +246,7 @@ class ControlPlane:
             body_timeout_s=body_timeout_s,
             trusted=TrustedProxies(start.settings.trusted_proxies),
         )
-        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, self.fast.take))
+        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, fast.take))
 
     def _janitor(self, writer: DirectoryWriter, records: Records) -> ControlJanitor:
         janitor = ControlJanitor(
@@ -286,7 +286,6 @@ class ControlPlane:
             on_push=self._push_received,
             on_up=self._link_up,
             on_down=self._link_down,
-            on_handed_out=self.fast.finish,
         )
         self.janitor.start()
         self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)

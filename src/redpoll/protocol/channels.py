@@ -8,6 +8,7 @@ __all__ = [
     "CONSOLE",
     "ENCRYPTED_PREFIX",
     "MAX_NAME_CHARS",
+    "NAME_CHARS",
     "OWN_PREFIX",
     "SERVER_TO_USER",
     "Kind",
@@ -17,17 +18,17 @@ __all__ = [
     "kind_of",
     "needs_auth",
     "valid_name",
-    "valid_target",
 ]
 
 # Pusher documents 164, but every server library lets 200 pass.
 MAX_NAME_CHARS = 200
+NAME_CHARS = "-_=@,.;0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SERVER_TO_USER = "#server-to-user-"
 # Reserved for the server. Its only channel is the console, which shows the dashboard every event of an app.
 OWN_PREFIX = "private-redpoll."
 CONSOLE = OWN_PREFIX + "console"
 
-_NAME = re.compile(rf"[-a-zA-Z0-9_=@,.;]{{1,{MAX_NAME_CHARS}}}").fullmatch
+_NAME = re.compile(rf"[{re.escape(NAME_CHARS)}]{{1,{MAX_NAME_CHARS}}}").fullmatch
 ENCRYPTED_PREFIX = "private-encrypted-"
 # The beginnings of names that are neither public nor private.
 _OTHERS = ("presence-", SERVER_TO_USER)
@@ -76,15 +77,3 @@ def valid_name(channel: str) -> bool:
 def is_reserved(channel: str) -> bool:
     """Whether the name is reserved for the server, but isn't its console."""
     return channel.startswith(OWN_PREFIX) and channel != CONSOLE
-
-
-def valid_target(channel: str) -> bool:
-    """Whether HTTP callers may publish to this name: a channel, or `#server-to-user-ID`, whose ID has the same
-    characters because server libraries let no others pass. Reserved names aren't allowed."""
-    if channel.startswith(OWN_PREFIX):
-        return False
-    return _NAME(channel) is not None or (
-        channel.startswith(SERVER_TO_USER)
-        and len(channel) <= MAX_NAME_CHARS
-        and _NAME(channel[len(SERVER_TO_USER) :]) is not None
-    )

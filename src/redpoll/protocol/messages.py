@@ -2,14 +2,19 @@
 
 What these functions return is valid: later code checks no form again. `data` is never parsed. Signatures are verified
 earlier, on the raw bytes (auth.py). The rules: protocol/README.md "Publishing" and "HTTP API".
+
+What is published is checked by ext's `_publish`, also for requests that are read without these functions. Here are the
+rules that it gets, and the error of each refusal.
 """
 
 import re
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from redpoll._publish import Call, Limits, Refusal, Rules
 from redpoll.protocol import channels
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import AUTH_NAMES, Params
@@ -25,13 +30,13 @@ __all__ = [
     "Auth",
     "AuthRequest",
     "Batch",
-    "Event",
     "Item",
     "Trigger",
     "check_channel",
     "decode_auth",
     "decode_batch",
     "decode_event",
+    "limits_of",
     "parse_channel_info",
     "parse_info",
 ]
@@ -45,24 +50,7 @@ CHANNEL_INFO = EVENT_INFO | {"cache"}
 
 _MAX_QUOTED_CHARS = 64
 _SOCKET_ID = re.compile(r"[0-9]+\.[0-9]+").fullmatch
-# Ids that a worker may have given: two numbers below 2^63 without leading zeros. Other ids exclude nobody.
-_OUR_SOCKET_ID = re.compile(r"(?:0|[1-9][0-9]{0,17})\.(?:0|[1-9][0-9]{0,17})").fullmatch
 _PRINTABLE_ASCII = re.compile(r"[ -~]*").fullmatch
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A valid event to publish. `channels` are distinct, in the order given.
-
-    `socket_id` is the connection that doesn't get the event; None also if no connection can have the id given.
-    `info` has the requested attributes, each once; `correlation_id` is printable ASCII.
-    """
-
-    name: str
-    data: str
-    channels: tuple[str, ...]
-    socket_id: str | None = None
-    info: tuple[str, ...] = ()
-    correlation_id: str | None = None
 
 
 class AuthRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -110,13 +98,47 @@ class Auth(msgspec.Struct, gc=False):
     channel_data: str | None = None
 
 
+_RULES: Final = Rules(
+    channel_chars=channels.NAME_CHARS.encode(),
+    max_channel_chars=channels.MAX_NAME_CHARS,
+    own_prefix=channels.OWN_PREFIX.encode(),
+    user_prefix=channels.SERVER_TO_USER.encode(),
+    encrypted_prefix=channels.ENCRYPTED_PREFIX.encode(),
+    cache_prefixes=tuple(prefix.encode() for prefix in channels.CACHE_PREFIXES),
+    reserved_names=tuple(prefix.encode() for prefix in RESERVED_PREFIXES),
+)
+# By app id. An app that has changed or is gone leaves an entry, so there is a bound.
+_MAX_LIMITS: Final = 10_000
+_limits: Final[dict[str, Limits]] = {}
+
 _T = TypeVar("_T")
 _trigger_decoder = msgspec.json.Decoder(Trigger)
 _batch_decoder = msgspec.json.Decoder(Batch)
 _auth_decoder = msgspec.json.Decoder(Auth)
 
 
-def decode_event(body: bytes, query: Params, app: App) -> Event:
+def limits_of(app: App) -> Limits:
+    """What the app's record says about publishes."""
+    known = _limits.get(app.id)
+    if known is not None and known.app is app:
+        return known
+    if len(_limits) >= _MAX_LIMITS:
+        _limits.clear()
+    made = _limits[app.id] = Limits(
+        app,
+        _RULES,
+        max_channels=app.max_channels,
+        max_batch=app.max_batch,
+        max_name_chars=app.max_event_name_chars,
+        max_data_bytes=app.max_data_bytes,
+        caches=app.cache_ttl_s > 0,
+        stored=tuple(rule.name.encode() for rule in app.history if not rule.prefix),
+        stored_prefixes=tuple(rule.name.encode() for rule in app.history if rule.prefix),
+    )
+    return made
+
+
+def decode_event(body: bytes, query: Params, app: App) -> Call:
     """The event of `POST events`. Raises ApiError.
 
     Members that the body lacks, except `data`, may be in the query, which Pusher documents and discourages. `channels`
@@ -134,20 +156,18 @@ def decode_event(body: bytes, query: Params, app: App) -> Event:
         raise ApiError("bad_request", "give either channels or channel")
     elif not names:
         raise ApiError("bad_request", "channels is empty")
-    if len(names) > app.max_channels:
-        raise ApiError("too_many_channels", f"{len(names)} channels; at most {app.max_channels} are allowed")
-    for name in names:
-        if not channels.valid_target(name):
-            raise _bad_target(name)
-    distinct = tuple(names if len(names) == 1 else dict.fromkeys(names))
-    if len(distinct) > 1:
-        _refuse_encrypted(distinct)
+    call = Call(limits_of(app))
+    call.add(names, trigger.name, trigger.data, trigger.socket_id)
+    _check_channels(call, names)
     if trigger.correlation_id is not None:
         _check_correlation_id(trigger.correlation_id)
-    return _event(trigger, distinct, trigger.correlation_id, app)
+    call.correlation_id = trigger.correlation_id
+    info = _check_event(call, trigger)
+    call.infos = (info,) if info else ()
+    return call
 
 
-def decode_batch(body: bytes, app: App) -> list[Event]:
+def decode_batch(body: bytes, app: App) -> Call:
     """The events of `POST batch_events`, in order. One invalid item refuses the batch: raises ApiError, with the item's
     index in the text.
 
@@ -157,19 +177,23 @@ def decode_batch(body: bytes, app: App) -> list[Event]:
     if batch.correlation_id is not None:
         _check_correlation_id(batch.correlation_id)
     items = batch.batch
+    call = Call(limits_of(app), True)
     if len(items) > app.max_batch:
         raise ApiError("batch_too_large", f"{len(items)} events in the batch; at most {app.max_batch} are allowed")
-    events = []
+    infos = []
     for index, item in enumerate(items):
         try:
             if item.channel is None:
                 raise ApiError("bad_request", "channel is missing")
-            if not channels.valid_target(item.channel):
-                raise _bad_target(item.channel)
-            events.append(_event(item, (item.channel,), batch.correlation_id, app))
+            names = (item.channel,)
+            call.add(names, item.name, item.data, item.socket_id)
+            _check_channels(call, names)
+            infos.append(_check_event(call, item))
         except ApiError as fault:
             raise ApiError(fault.code, f"batch[{index}]: {fault.message}") from None
-    return events
+    call.infos = tuple(infos) if any(infos) else ()
+    call.correlation_id = batch.correlation_id if items else None
+    return call
 
 
 def decode_auth(body: bytes, app: App, *, form: bool = False) -> AuthRequest:
@@ -238,14 +262,6 @@ def _check_correlation_id(value: str) -> None:
         )
 
 
-def _bad_target(name: str) -> ApiError:
-    if name.startswith(channels.OWN_PREFIX):
-        return ApiError(
-            "invalid_channel", f"channel name {_quoted(name)}: {channels.OWN_PREFIX}… is reserved for the server"
-        )
-    return _bad_name(name)
-
-
 def _bad_name(name: str) -> ApiError:
     return ApiError(
         "invalid_channel",
@@ -253,49 +269,57 @@ def _bad_name(name: str) -> ApiError:
     )
 
 
-def _refuse_encrypted(names: tuple[str, ...]) -> None:
-    """Each encrypted channel has its own key, so its ciphertext is of use in no other channel."""
-    for name in names:
-        if channels.is_encrypted(name):
+def _check_channels(call: Call, names: Sequence[str]) -> None:
+    """Raises ApiError unless the last event may be published on the channels `names`; each of them counts once."""
+    refusal = call.refusal_of_channels()
+    if not refusal:
+        return
+    match refusal:
+        case Refusal.TOO_MANY_CHANNELS:
+            raise ApiError("too_many_channels", f"{len(names)} channels; at most {call.app.max_channels} are allowed")
+        case Refusal.RESERVED_CHANNEL:
+            raise ApiError(
+                "invalid_channel",
+                f"channel name {_quoted(call.refused_channel)}: {channels.OWN_PREFIX}… is reserved for the server",
+            )
+        case Refusal.ENCRYPTED_CHANNEL:
             raise ApiError(
                 "bad_request",
-                f"channel {_quoted(name)} is encrypted: publish to it alone, not to {len(names)} names",
+                f"channel {_quoted(call.refused_channel)} is encrypted: publish to it alone, not to "
+                f"{len(set(names))} names",
             )
+    raise _bad_name(call.refused_channel)
 
 
-def _event(source: Trigger | Item, names: tuple[str, ...], correlation_id: str | None, app: App) -> Event:
-    name, data, socket_id = source.name, source.data, source.socket_id
-    if name is None:
-        raise ApiError("bad_request", "name is missing")
-    if not name or len(name) > app.max_event_name_chars:
-        raise ApiError(
-            "invalid_event_name",
-            f"name has {len(name)} characters; 1 to {app.max_event_name_chars} are allowed",
-        )
-    if name.startswith(RESERVED_PREFIXES):
-        raise ApiError("invalid_event_name", f"name {_quoted(name)} begins with a reserved prefix")
-    if data is None:
-        raise ApiError("bad_request", "data is missing")
-    size = len(data) if data.isascii() else len(data.encode())
-    if size > app.max_data_bytes:
-        raise ApiError(
-            "payload_too_large",
-            f"The data content of this event exceeds the allowed maximum ({app.max_data_bytes} bytes): "
-            f"it has {size} bytes",
-        )
-    if socket_id is not None:
-        if _SOCKET_ID(socket_id) is None:
-            raise ApiError("invalid_socket_id", f"socket_id {_quoted(socket_id)} is not like 123.456")
-        if _OUR_SOCKET_ID(socket_id) is None:
-            socket_id = None
-    return Event(
-        name=name,
-        data=data,
-        channels=names,
-        socket_id=socket_id,
-        info=parse_info(source.info, EVENT_INFO) if source.info else (),
-        correlation_id=correlation_id,
-    )
+def _check_event(call: Call, source: Trigger | Item) -> tuple[str, ...]:
+    """Raises ApiError if the last event, which is this one, is refused besides its channels. Returns what `info` asks
+    for."""
+    refusal = call.refusal_of_event()
+    if refusal:
+        raise _refused_event(refusal, source, call.app)
+    return parse_info(source.info, EVENT_INFO) if source.info else ()
+
+
+def _refused_event(refusal: int, source: Trigger | Item, app: App) -> ApiError:
+    match refusal:
+        case Refusal.NAME_MISSING:
+            return ApiError("bad_request", "name is missing")
+        case Refusal.NAME_SIZE:
+            return ApiError(
+                "invalid_event_name",
+                f"name has {len(source.name or '')} characters; 1 to {app.max_event_name_chars} are allowed",
+            )
+        case Refusal.NAME_RESERVED:
+            return ApiError("invalid_event_name", f"name {_quoted(source.name or '')} begins with a reserved prefix")
+        case Refusal.DATA_MISSING:
+            return ApiError("bad_request", "data is missing")
+        case Refusal.DATA_SIZE:
+            return ApiError(
+                "payload_too_large",
+                f"The data content of this event exceeds the allowed maximum ({app.max_data_bytes} bytes): "
+                f"it has {len((source.data or '').encode())} bytes",
+            )
+    return ApiError("invalid_socket_id", f"socket_id {_quoted(source.socket_id or '')} is not like 123.456")
 
 
 def _fill_from_query(trigger: Trigger, query: Params) -> None:

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from bus_publishing import publish_all
+from bus_publishing import Outgoing, publish_all
 from proxy import Proxy
 from redpoll import _frame
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.history import MAX_DELIVERED, History, HistoryPosition
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.link import Link

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bus_publishing import publish_all
-from redpoll.cluster.bus import Bus, Outgoing
+from bus_publishing import Outgoing, publish_all
+from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
 from unkeyed import shard

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from bus_publishing import publish_all
+from bus_publishing import Outgoing, publish_all
 from links import transports
-from redpoll.cluster.bus import Bus, Outgoing
+from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.questions import CloseSocket, publication
 from redpoll.cluster.redis.scripts import HOLD

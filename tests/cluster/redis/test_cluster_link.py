@@ -7,6 +7,7 @@ from functools import partial
 import hiredis
 import pytest
 
+from bus_publishing import Outgoing, call_of
 from proxy import Proxy
 from redpoll import _frame
 from redpoll.cluster.canary import Canary
@@ -14,6 +15,7 @@ from redpoll.cluster.redis.cluster_link import ClusterLink, open_link
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import REGISTER
+from redpoll.protocol.apps import App
 from sentinel import redis_cluster
 from unkeyed import shard
 
@@ -69,6 +71,12 @@ class Replies(dict):
         return [partial(self.__setitem__, place) for place in range(self.count)]
 
 
+def publishes(names, on):
+    """The commands that publish an event on each of these channels."""
+    call = call_of(App(id=APP, name="test", keys=()), [Outgoing(channel, "e", "d") for channel in on])
+    return call.pack(names.publish, names.shards)
+
+
 async def test_only_a_cluster_gets_this_link(cluster, redis):
     assert type(open_link(cluster.url)) is ClusterLink
     assert type(open_link(redis.url)) is Link
@@ -93,17 +101,22 @@ async def test_commands_scripts_and_topics_reach_the_master_of_their_shard(link)
 
 async def test_packed_commands_go_to_several_masters_and_are_answered(link):
     names = keys()
-    commands = [hiredis.pack_command((b"SET", names.cached(APP, channel), b"1")) for channel in channels(SHARDS)]
-    commands += [hiredis.pack_command((b"GET", names.cached(APP, channel))) for channel in channels(SHARDS)]
-    replies = Replies(len(commands))
-    link.call_many(b"".join(commands), len(commands), replies)
+    commands = publishes(names, channels(SHARDS))
+    replies = Replies(SHARDS)
+    seen = []
+    link.on_push = lambda topic, payload: seen.append(topic)
+    link.subscribe([names.topic(APP, channel) for channel in channels(SHARDS)])
+    link.publish(commands, replies)
     published = asyncio.get_running_loop().create_future()
     packed = _frame.pack_publish(b"SPUBLISH", names.shards, APP, "a{b}", "e", "d", None, None, None)
     link.call_packed(packed, published.set_result)
     assert await published == 0
-    while len(replies) < len(commands):
+    while len(replies) < SHARDS:
         await link.ask(b"PING")
-    assert replies == dict(enumerate([b"OK"] * SHARDS + [b"1"] * SHARDS))
+    assert replies == dict.fromkeys(range(SHARDS), 1)
+    assert sorted(seen) == sorted(names.topic(APP, channel) for channel in channels(SHARDS))
+    for channel in channels(SHARDS):
+        await link.ask(b"SET", names.cached(APP, channel), b"1")
     asked = [(b"ECHO", b"x"), *((b"SET", names.cached(APP, name), name, b"GET") for name in channels(SHARDS))]
     assert await link.ask_all(asked) == [b"x"] + [b"1"] * SHARDS
     asked = [(b"GET", names.cached(APP, name)) for name in channels(SHARDS)]
@@ -116,17 +129,18 @@ async def test_silent_master_holds_up_no_answer_of_the_others_and_gets_no_more_p
     names = keys()
     silent = next(node for node in cluster.masters() if node.port == link._of_shard[0]._address[1])
     monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 0.02)
-    topics = [names.topic(APP, channel) for channel in sorted(channels(SHARDS), key=lambda one: shard(APP, one))]
+    in_order = sorted(channels(SHARDS), key=lambda one: shard(APP, one))
+    topics = [names.topic(APP, channel) for channel in in_order]
     held_up = {at for at in range(SHARDS) if link._of_shard[at] is link._of_shard[0]}
-    commands = b"".join(hiredis.pack_command((b"SPUBLISH", topic, b"m")) for topic in topics)
+    commands = publishes(names, in_order)
     before, after = Replies(SHARDS), Replies(SHARDS)
     silent.signal(signal.SIGSTOP)
     try:
-        link.call_many(commands, SHARDS, before)
+        link.publish(commands, before)
         await wait_until(lambda: len(before) == SHARDS - len(held_up))
         # Looks are so frequent here that a master which is only slow may seem silent for a moment.
         await wait_until(lambda: {at for at in range(SHARDS) if link.refusal_of(topics[at])} == held_up)
-        link.call_many(commands, SHARDS, after)
+        link.publish(commands, after)
         await wait_until(lambda: len(after) == SHARDS)
         assert set(before) == set(range(SHARDS)) - held_up
         assert {at for at in after if isinstance(after[at], LinkDown)} == held_up

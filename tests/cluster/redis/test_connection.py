@@ -1,7 +1,7 @@
 """The connection is tested through the Link that owns it."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, namedtuple
 
 import hiredis
 
@@ -108,17 +108,6 @@ async def test_failing_handler_does_not_stop_the_others(link):
     assert len(problems) == link.handler_errors == 2
 
 
-async def test_failing_end_of_a_run_of_replies_does_not_end_the_connection(link):
-    problems = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-    connects = link.connects
-    link.on_handed_out = lambda: 1 / 0
-    assert await link.ask(b"PING") == b"PONG"
-    assert await link.ask(b"PING") == b"PONG"
-    assert link.connects == connects
-    assert len(problems) == link.handler_errors >= 1
-
-
 async def test_answers_like_loading_count_as_a_broken_connection(link, redis, wait_until):
     # Of these answers, only READONLY can be provoked.
     await link.ask(b"REPLICAOF", b"127.0.0.1", b"1")
@@ -163,6 +152,8 @@ async def test_commands_that_are_not_written_yet_are_left_out_when_nobody_waits_
         def __call__(self, reply):
             self.append(reply)
 
+    # As _publish.Commands, which has only PUBLISH.
+    Several = namedtuple("Several", "data count")
     given_up, awaited, many_given_up = Waiting(), Waiting(), Waiting()
     big = bytes(1024 * 1024)
     redis.pause()
@@ -174,8 +165,8 @@ async def test_commands_that_are_not_written_yet_are_left_out_when_nobody_waits_
         await wait_until(lambda: link._connection._blocked)
         link.call(b"RPUSH", b"left-out", b"1", done=given_up)
         link.call(b"RPUSH", b"written", b"1", done=awaited)
-        link.call_many(hiredis.pack_command((b"RPUSH", b"left-out", b"2")) * 3, 3, many_given_up)
-        link.call_many(hiredis.pack_command((b"RPUSH", b"written", b"2")) * 2, 2, awaited)
+        link.publish(Several(hiredis.pack_command((b"RPUSH", b"left-out", b"2")) * 3, 3), many_given_up)
+        link.publish(Several(hiredis.pack_command((b"RPUSH", b"written", b"2")) * 2, 2), awaited)
         link.call(b"RPUSH", b"written", b"3", done=awaited)
         link.flush()
         given_up.over = many_given_up.over = True

@@ -4,14 +4,15 @@ import asyncio
 
 import pytest
 
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from bus_publishing import Outgoing, call_of
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.control.publish.publisher import Publisher
 from redpoll.protocol.apps import App
 
 APP = App(id="1", name="one", keys=())
-EVENT = [Outgoing("c", "e", "d")]
+EVENT = call_of(APP, [Outgoing("c", "e", "d")])
 
 
 @pytest.fixture
@@ -61,10 +62,10 @@ async def test_link_leaves_a_server_that_became_a_replica_and_waits_until_it_is_
 
 
 async def test_publish_on_a_replica_is_not_confirmed(own_redis, link, publisher):
-    await publisher.publish_all(APP, EVENT, None)
+    await publisher.publish_all(EVENT, None)
     await demote(own_redis)
     with pytest.raises(Unavailable):
-        await publisher.publish_all(APP, EVENT, None)
+        await publisher.publish_all(EVENT, None)
     assert (publisher.events_published, publisher.unconfirmed) == (1, 1)
 
 
@@ -73,22 +74,22 @@ async def test_publish_is_refused_while_redis_has_too_few_replicas_to_write(
 ):
     own_redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
     with pytest.raises(Unavailable, match="NOREPLICAS"):
-        await publisher.publish_all(APP, EVENT, None)
+        await publisher.publish_all(EVENT, None)
     monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 0.02)
     await wait_until(lambda: link.refusal.startswith("NOREPLICAS"))
     sent = publisher._bus.published
     with pytest.raises(Unavailable, match="NOREPLICAS"):
-        await publisher.publish_all(APP, EVENT, None)
+        await publisher.publish_all(EVENT, None)
     assert publisher._bus.published == sent
     own_redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
     await wait_until(lambda: publisher.takes)
-    await publisher.publish_all(APP, EVENT, None)
+    await publisher.publish_all(EVENT, None)
     assert link.connects == 1
 
 
 async def test_redis_that_is_full_or_cannot_write_its_file_still_publishes(own_redis, publisher):
     own_redis.call("CONFIG", "SET", "maxmemory", "1")
-    await publisher.publish_all(APP, EVENT, None)
+    await publisher.publish_all(EVENT, None)
     assert publisher.events_published == 1
 
 
@@ -97,8 +98,8 @@ async def test_publish_is_refused_at_once_while_redis_is_silent(looks_often, own
     try:
         await wait_until(lambda: not publisher.takes)
         with pytest.raises(Unavailable, match="doesn't answer"):
-            await publisher.publish_all(APP, EVENT, None)
+            await publisher.publish_all(EVENT, None)
     finally:
         own_redis.resume()
     await wait_until(lambda: publisher.takes)
-    await publisher.publish_all(APP, EVENT, None)
+    await publisher.publish_all(EVENT, None)

@@ -85,10 +85,12 @@ class RedisLink:
             self.sent += command
             self.waiting.append((done, False))
 
-    def call_many(self, commands, count, done):
-        assert commands.endswith(CHECK)
-        self.sent += commands.removesuffix(CHECK)
-        self.waiting += [(done, False)] * (count - 1) + [(done, True)]
+    def publish(self, commands, done):
+        self.sent += commands.data
+        self.waiting += [(done, False)] * commands.count
+
+    def flush(self):
+        """All is sent at once."""
 
     def call(self, *command, done=lambda reply: None):
         self.call_packed(hiredis.pack_command(command), done)
@@ -168,7 +170,6 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0, is_current=True, *
                 publisher._expire()
             for _ in range(10):
                 link.reply()
-                path.finish()
                 await asyncio.sleep(0)
         publisher.close()
         answers, trace_ids = [], []

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from redpoll.cluster.bus import Outgoing, Unavailable
+from bus_publishing import Outgoing, call_of
+from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.publish.publisher import Publisher
@@ -18,6 +19,10 @@ def event(name, channel="c", skip=None):
     return Outgoing(channel, name, "d", skip)
 
 
+def call(*items):
+    return call_of(APP, items)
+
+
 class FakeBus:
     """Records what is published."""
 
@@ -26,18 +31,18 @@ class FakeBus:
         self.waiting = []
         self.answers = False
 
-    def post(self, app, item, trace, *, once=None, index=0, done):
-        self.sent.append((app.id, *item[:4], trace, once, index))
-        self.done = done
-        self.waiting.append(done)
-        if self.answers:
-            asyncio.get_running_loop().call_soon(done, 1)
+    def post(self, call, trace, *, once=None, done):
+        for event, data, channels, skip in call.events_of():
+            for channel in channels:
+                self.sent.append((call.app.id, channel, event, data, skip, trace, once))
+                self.done = done
+                self.waiting.append(done)
+                if self.answers:
+                    asyncio.get_running_loop().call_soon(done, 1)
 
     refusal = ""
+    checks = False
     shard = staticmethod(shard)
-
-    def post_check(self, done):
-        return 0
 
 
 class FakeGate:
@@ -93,8 +98,8 @@ async def opened(publisher, wait_until):
 async def test_publish_ends_with_the_answer_of_redis(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     answers = Answers()
-    it.publish(APP, [event("e", skip="1.2")], "t", answers)
-    assert bus.sent == [("1", "c", "e", "d", "1.2", "t", None, 0)]
+    it.publish(call(event("e", skip="1.2")), "t", answers)
+    assert bus.sent == [("1", "c", "e", "d", "1.2", "t", None)]
     assert not answers
     bus.done(3)
     assert answers == [None]
@@ -105,7 +110,7 @@ async def test_publish_ends_with_the_answer_of_redis(publisher, bus, wait_until)
 async def test_error_of_redis_is_unavailable(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     answers = Answers()
-    it.publish(APP, [event("e"), event("f")], "t", answers)
+    it.publish(call(event("e"), event("f")), "t", answers)
     bus.waiting[0](1)
     bus.waiting[1](LinkDown(sent=True))
     (fault,) = answers
@@ -117,14 +122,14 @@ async def test_error_of_redis_is_unavailable(publisher, bus, wait_until):
 async def test_unconfirmed_publish_is_unavailable_and_a_late_answer_is_ignored(publisher, bus, wait_until):
     it = await opened(publisher(confirm_s=0.05), wait_until)
     first, second, later = Answers(), Answers(), Answers()
-    it.publish(APP, [event("a")], "t", first)
-    it.publish(APP, [event("b")], "t", second)
+    it.publish(call(event("a")), "t", first)
+    it.publish(call(event("b")), "t", second)
     bus.waiting[1](1)
     await wait_until(lambda: first)
     assert "within 0.05 s" in str(first[0])
     assert second == [None]
     bus.waiting[0](1)
-    it.publish(APP, [event("c")], "t", later)
+    it.publish(call(event("c")), "t", later)
     await wait_until(lambda: later)
     assert isinstance(later[0], Unavailable)
     assert (len(first), len(second)) == (1, 1)
@@ -134,7 +139,7 @@ async def test_confirmed_publishes_are_not_stored_in_memory(publisher, bus, wait
     it = await opened(publisher(), wait_until)
     answers = Answers()
     for _ in range(1000):
-        it.publish(APP, [event("e")], "t", answers)
+        it.publish(call(event("e")), "t", answers)
         bus.done(1)
     assert answers == [None] * 1000
     assert len(it._awaited) <= 1
@@ -143,10 +148,10 @@ async def test_confirmed_publishes_are_not_stored_in_memory(publisher, bus, wait
 async def test_events_of_a_batch_are_sent_in_a_row_and_all_awaited(publisher, bus, wait_until):
     it = await opened(publisher(), wait_until)
     items = [Outgoing("a", "e1", "d"), Outgoing("b", "e2", "d", "1.2")]
-    publishing = asyncio.create_task(it.publish_all(APP, items, "t"))
+    publishing = asyncio.create_task(it.publish_all(call(*items), "t"))
     await wait_until(lambda: len(bus.waiting) == 2)
     assert [sent[1:5] for sent in bus.sent] == [("a", "e1", "d", None), ("b", "e2", "d", "1.2")]
-    assert [sent[6:] for sent in bus.sent] == [(None, 0), (None, 1)]
+    assert [sent[5:] for sent in bus.sent] == [("t", None)] * 2
     bus.waiting[0](1)
     await asyncio.sleep(0)
     assert not publishing.done()
@@ -158,7 +163,7 @@ async def test_events_of_a_batch_are_sent_in_a_row_and_all_awaited(publisher, bu
 async def test_publishes_wait_for_the_gate(publisher, bus, gate, wait_until):
     it = publisher(subscribed=False)
     it.link_up()
-    waiting = asyncio.create_task(it.publish_all(APP, [Outgoing("c", "e", "d")], "t"))
+    waiting = asyncio.create_task(it.publish_all(call(event("e")), "t"))
     await wait_until(lambda: gate.asked)
     assert not it.open
     assert bus.sent == []
@@ -174,7 +179,7 @@ async def test_publishes_are_unavailable_until_all_workers_are_subscribed(publis
     it.link_up()
     await wait_until(lambda: gate.asked)
     with pytest.raises(Unavailable, match="not all workers"):
-        await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
+        await it.publish_all(call(event("e")), "t")
     assert bus.sent == []
     gate.subscribed.set()
     await wait_until(lambda: it.open)
@@ -183,7 +188,7 @@ async def test_publishes_are_unavailable_until_all_workers_are_subscribed(publis
 async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publisher, bus):
     it = publisher(subscribed=False, confirm_s=0.02)
     with pytest.raises(Unavailable):
-        await it.publish_all(APP, [Outgoing("c", "e", "d")], "t")
+        await it.publish_all(call(event("e")), "t")
     assert bus.sent == []
 
 
@@ -210,7 +215,7 @@ async def test_gate_stays_open_for_shards_whose_master_is_not_away(bus, gate, wa
     it.link_down()
 
     async def publish(*channels):
-        await it.publish_all(APP, [event("e", channel) for channel in channels], "t")
+        await it.publish_all(call(*(event("e", channel) for channel in channels)), "t")
 
     bus.answers = True
     await publish("here")

@@ -4,11 +4,13 @@ import asyncio
 
 import pytest
 
+from redpoll._publish import Call
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
 from redpoll.control.tracing.tracing import RENEW_EVERY_S, Tracer, describe_call
-from redpoll.protocol.messages import Event
+from redpoll.protocol.apps import App
+from redpoll.protocol.messages import limits_of
 from redpoll.store.call_batch import CallBatch, CallRow
 from redpoll.store.eventlog import EventLog, Query
 
@@ -19,7 +21,7 @@ RUN = "0123456789ab"
 class FakeRequest:
     """The part of `control.request.Request` that the tracer uses."""
 
-    def __init__(self, number: int, decoded: Event | list[Event] | None = None, body: bytes = b"") -> None:
+    def __init__(self, number: int, decoded: Call | None = None, body: bytes = b"") -> None:
         self.trace_id = self.found_trace_id = f"{int(NOW_S * 1000):012x}{number:020x}"
         self.app = type("App", (), {"id": "3"})
         self.decoded = decoded
@@ -31,8 +33,18 @@ class FakeRequest:
         self.began = 0.0
 
 
-def event(name: str = "news", channels: tuple[str, ...] = ("room",), data: str = "{}", **more) -> Event:
-    return Event(name=name, channels=channels, data=data, **more)
+def call(*events: tuple[str, tuple[str, ...], str], correlation_id: str | None = None) -> Call:
+    made = Call(limits_of(App(id="3", name="test", keys=())), len(events) > 1)
+    for name, channels, data in events:
+        made.add(channels, name, data, None)
+    made.correlation_id = correlation_id
+    return made
+
+
+def event(
+    name: str = "news", channels: tuple[str, ...] = ("room",), data: str = "{}", correlation_id: str | None = None
+) -> Call:
+    return call((name, channels, data), correlation_id=correlation_id)
 
 
 @pytest.fixture
@@ -141,7 +153,7 @@ async def test_call_becomes_a_row_with_its_time_of_arrival(tracer, event_log):
 
 
 async def test_batch_is_one_row_with_all_its_names_and_channels(tracer, event_log):
-    batch = [event("a", ("x",), "12"), event("b", ("y",), "345"), event("a", ("y",), "")]
+    batch = call(("a", ("x",), "12"), ("b", ("y",), "345"), ("a", ("y",), ""))
     tracer.ended(FakeRequest(1, batch), 200, 0)
     await tracer.flush()
     (row,) = await rows(event_log)

@@ -97,9 +97,7 @@ class TestChannels:
         client = await bench.client(worker)
         await client.subscribe("news")
         for start in range(0, 500, 10):
-            await publish_all(
-                bench.bus, bench.app, [("news", "n", str(n), None, None) for n in range(start, start + 10)]
-            )
+            await publish_all(bench.bus, bench.app, [("news", "n", str(n), None) for n in range(start, start + 10)])
         assert [int((await client.next())["data"]) for _ in range(500)] == list(range(500))
 
     async def test_a_closed_connection_is_removed_everywhere(self, bench):

@@ -70,7 +70,7 @@ async def test_large_events_arrive_whole_and_in_order(bench, edge):
     await client.subscribe("news")
     for batch in range(20):
         data = [f"{batch}.{number}." + "x" * 10_000 for number in range(10)]
-        await publish_all(bench.bus, bench.app, [("news", "n", text, None, None) for text in data])
+        await publish_all(bench.bus, bench.app, [("news", "n", text, None) for text in data])
         for text in data:
             assert (await client.until("n"))["data"] == text
     await client.nothing_more()
@@ -122,7 +122,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
     stalled.socket.transport.pause_reading()
     posted = 0
     while worker.flusher.overruns == 0:
-        await publish_all(bench.bus, bench.app, [("news", "n", "x" * 10_000, None, None)] * 10)
+        await publish_all(bench.bus, bench.app, [("news", "n", "x" * 10_000, None)] * 10)
         posted += 100_000
         assert posted < 60_000_000, "never closed"
         for _ in range(10):
@@ -141,8 +141,8 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
     for _ in range(5):
         client.socket.transport.pause_reading()
         # As much as may be unsent, and what kernels buffer on the way.
-        await publish_all(bench.bus, bench.app, [("news", "n", "x" * 10_000, None, None)] * 10)
-        await publish_all(bench.bus, bench.app, [("news", "n", "y" * 10_000, None, None)] * 10)
+        await publish_all(bench.bus, bench.app, [("news", "n", "x" * 10_000, None)] * 10)
+        await publish_all(bench.bus, bench.app, [("news", "n", "y" * 10_000, None)] * 10)
         client.socket.transport.resume_reading()
         assert [(await client.until("n"))["data"][0] for _ in range(20)] == ["x"] * 10 + ["y"] * 10
     assert edge.worker.flusher.overruns == 0

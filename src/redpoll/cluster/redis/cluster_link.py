@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 import hiredis
 import structlog
 
+from redpoll._publish import Commands
 from redpoll.cluster.redis.connection import Publishes, Refused, ShardCall
 from redpoll.cluster.redis.keys import SHARDS, shard_of_name
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
@@ -160,21 +161,17 @@ class ClusterLink(Link):
         else:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
 
-    def call_many(self, commands: bytes, count: int, done: Publishes) -> None:
+    def publish(self, commands: Commands, done: Publishes) -> None:
         # Masters answer in any order, and one that is silent must not hold up the others' answers.
-        if not self._up:
-            super().call_many(commands, count, done)
-            return
-        reader = hiredis.Reader()
-        reader.feed(commands)
         loop = asyncio.get_running_loop()
-        for done_of_one in done.of_each():
-            command = hiredis.pack_command(tuple(reader.gets()))
-            reason = self.refusal_of(command)
-            if reason:
+        for (at, command), done_of_one in zip(commands.each(), done.of_each(), strict=True):
+            if at not in self._usable:
+                loop.call_soon(done_of_one, LinkDown(sent=False))
+            elif reason := self._of_shard[at].refusal:
                 loop.call_soon(done_of_one, Refused(reason))
             else:
-                self.call_packed(command, done_of_one)
+                self.commands += 1
+                self._of_shard[at].call_packed(command, ShardCall(at, done_of_one))
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
@@ -298,7 +295,6 @@ class ClusterLink(Link):
             link.start(
                 on_push=self._pushed,
                 on_down=partial(self._link_down, address),
-                on_handed_out=self._handed_out,
                 on_moved=partial(self._slot_moved, link),
             )
         async with asyncio.timeout(_CONNECTED_WITHIN_S):
@@ -396,9 +392,6 @@ class ClusterLink(Link):
         # is read again when they are back.
         if self._up or shard_of_name(topic) in self._usable or payload.startswith(_UNSTORED_EVENT):
             self.on_push(topic, payload)
-
-    def _handed_out(self) -> None:
-        self.on_handed_out()
 
 
 def open_link(url: str, *, max_delay_s: float = 1.0) -> Link:

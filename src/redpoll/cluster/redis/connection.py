@@ -129,13 +129,11 @@ class Publishes(Protocol):
 class Owner(Protocol):
     """What a connection needs of the link that it belongs to.
 
-    `on_push(topic, payload)` is called for each message, `on_handed_out()` after each run of replies and messages,
-    `on_moved(shard)` when another master has the slot of a shard (`sharded` connections only). `errors` counts error
-    replies.
+    `on_push(topic, payload)` is called for each message, `on_moved(shard)` when another master has the slot of a shard
+    (`sharded` connections only). `errors` counts error replies.
     """
 
     on_push: Callable[[bytes, bytes], None]
-    on_handed_out: Callable[[], None]
     on_moved: Callable[[int], None]
     sharded: bool
     errors: int
@@ -160,6 +158,8 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
+        # The commands in `_out`.
+        self._out_count = 0
         # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
         self._marks: deque[tuple[int, int]] = deque()
         # The kernel takes no more. What is to be written after that: commands, how many they are, and whose. They are
@@ -199,28 +199,22 @@ class RedisConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lose(str(exc) if exc else "closed by Redis")
 
-    def send(self, command: bytes, done: Done) -> None:
-        if self._blocked or self._held:
-            self._hold(command, 1, done)
-            return
-        if not self._out:
-            self._loop.call_soon(self.flush)
-        self._out.append(command)
-        self.pending.append(done)
-
-    def flush(self) -> None:
-        if self._out and not self.lost:
-            self._write(b"".join(self._out), len(self._out))
-        self._out.clear()
-
-    def send_many(self, commands: bytes, count: int, done: Done) -> None:
-        """Writes `count` commands at once, after those that wait."""
+    def send(self, commands: bytes, done: Done, count: int = 1) -> None:
+        """Queues commands for this tick's write. `done` gets the reply of each."""
         if self._blocked or self._held:
             self._hold(commands, count, done)
             return
-        self.flush()
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(commands)
+        self._out_count += count
         self.pending.extend(repeat(done, count))
-        self._write(commands, count)
+
+    def flush(self) -> None:
+        if self._out and not self.lost:
+            self._write(b"".join(self._out), self._out_count)
+        self._out.clear()
+        self._out_count = 0
 
     def _write(self, commands: bytes, count: int) -> None:
         assert self._transport is not None
@@ -287,14 +281,6 @@ class RedisConnection(asyncio.BufferedProtocol):
         # Everything that was read, or a slice of it.
         if self.lost:
             return
-        self._hand_out_slice()
-        try:
-            self._owner.on_handed_out()
-        except Exception as error:
-            # It must not end the connection, as no handler may.
-            self._owner.report(error)
-
-    def _hand_out_slice(self) -> None:
         until = monotonic() + _SLICE_S
         while True:
             try:
@@ -352,7 +338,7 @@ class RedisConnection(asyncio.BufferedProtocol):
     @property
     def _answered(self) -> int:
         """How many commands were answered."""
-        return self.queued - (len(self.pending) - len(self._out))
+        return self.queued - (len(self.pending) - self._out_count)
 
     def _failed(self, reply: Any) -> None:
         """An error reply, or a reply without a command."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
+from redpoll._publish import Commands
 from redpoll.cluster.redis.connection import Done, LinkDown, Publishes, RedisConnection, Topics, settle
 from redpoll.cluster.redis.primary import ServerWatch
 from redpoll.cluster.redis.scripts import ALL, Script
@@ -101,8 +102,7 @@ class Link:
     Its callbacks are passed to `start`, because those who have them are made with the link. `on_push(topic, payload)`
     is called for each message; it is the hot path. `on_up()` is called when the scripts are loaded and calls can be
     made; nothing is subscribed then. `on_down(reason)` is called before the unanswered calls end with `LinkDown`.
-    `on_handed_out()` is called after each run of replies and messages. `on_moved(shard)` is called of a link to a
-    master of a cluster that no longer has the slot of this shard.
+    `on_moved(shard)` is called of a link to a master of a cluster that no longer has the slot of this shard.
 
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
@@ -126,7 +126,6 @@ class Link:
         self.on_push: Callable[[bytes, bytes], None] = _ignore_push
         self.on_up: Callable[[], None] = _nothing
         self.on_down: Callable[[str], None] = _ignore
-        self.on_handed_out: Callable[[], None] = _nothing
         self.on_moved: Callable[[int], None] = _ignore
         self.clock = clock
         self.sharded = sharded
@@ -183,14 +182,12 @@ class Link:
         on_push: Callable[[bytes, bytes], None] | None = None,
         on_up: Callable[[], None] | None = None,
         on_down: Callable[[str], None] | None = None,
-        on_handed_out: Callable[[], None] | None = None,
         on_moved: Callable[[int], None] | None = None,
     ) -> None:
         """Starts to connect, and never gives up. Needs a running loop."""
         self.on_push = on_push or self.on_push
         self.on_up = on_up or self.on_up
         self.on_down = on_down or self.on_down
-        self.on_handed_out = on_handed_out or self.on_handed_out
         self.on_moved = on_moved or self.on_moved
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="redis link")
@@ -218,7 +215,7 @@ class Link:
 
     def release(self) -> None:
         """Never calls its callbacks again."""
-        self.on_push, self.on_up, self.on_down, self.on_handed_out = _ignore_push, _nothing, _ignore, _nothing
+        self.on_push, self.on_up, self.on_down = _ignore_push, _nothing, _ignore
         self.on_moved = _ignore
 
     def abandon(self, shards: Collection[int]) -> None:
@@ -258,15 +255,15 @@ class Link:
         self.commands += 1
         connection.send(command, done)
 
-    def call_many(self, commands: bytes, count: int, done: Publishes) -> None:
-        """Writes `count` commands in RESP now. `done` gets the reply of each, or a LinkDown for each."""
+    def publish(self, commands: Commands, done: Publishes) -> None:
+        """As `call`, with commands in RESP. `done` gets the reply of each, or a LinkDown for each."""
         connection = self._connection
         if connection is None:
-            for _ in range(count):
+            for _ in range(commands.count):
                 asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
-        self.commands += count
-        connection.send_many(commands, count, done)
+        self.commands += commands.count
+        connection.send(commands.data, done, commands.count)
 
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from redpoll.cluster.bus import Outgoing, Unavailable
+from redpoll._publish import Call
+from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
 from redpoll.cluster.questions import TerminateUser
 from redpoll.cluster.redis.keys import SHARDS
@@ -42,7 +43,6 @@ from redpoll.protocol.channels import Kind, is_encrypted, kind_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
     EVENT_INFO,
-    Event,
     check_channel,
     decode_auth,
     decode_batch,
@@ -71,8 +71,6 @@ _PUBLISHED_WITHIN_S: Final = 1.9
 
 # The result of a handler that doesn't always need a task (router.Handler).
 Handling = Coroutine[Any, Any, Response] | None
-# Renders the response's body, with the attributes that `info` asked for.
-_RenderBody = Callable[[], Awaitable[bytes]]
 
 
 class Api:
@@ -106,26 +104,26 @@ class Api:
 
     def trigger(self, request: Request) -> Handling:
         """POST events. Responds with `{}`, or with `info` `{"channels": {name: {…}}}`, each channel once."""
-        app = request.app
-        request.decoded = event = decode_event(request.body, request.params, app)
-        correlation_id = event.correlation_id
-        if correlation_id is not None:
-            request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
-        if event.info or not self._is_plain(app, correlation_id):
-            return self.publish(request, event)
-        name, data, skip = event.name, event.data, event.socket_id
-        self._publish_plainly(request, [(channel, name, data, skip, None) for channel in event.channels])
+        return self._trigger(request, decode_event(request.body, request.params, request.app))
+
+    def trigger_batch(self, request: Request) -> Handling:
+        """POST batch_events. Responds with `{}`, or with any `info` `{"batch": [{…}, …]}`, in order of the events."""
+        return self._trigger(request, decode_batch(request.body, request.app))
+
+    def _trigger(self, request: Request, call: Call) -> Handling:
+        request.decoded = call
+        if call.correlation_id is not None:
+            request.more_headers += header_line("X-Service-Correlation-Id", call.correlation_id)
+        if not call.count or call.infos or not self._is_plain(request.app, call.correlation_id):
+            return self.publish(request, call)
+        trace = self._sample(request)
+        # The way of nearly all requests: no task, no future. Redis' last reply triggers the response.
+        self._publisher.publish(call, trace, partial(self._published, request, trace))
         return None
 
     def _is_plain(self, app: App, correlation_id: str | None) -> bool:
-        """Whether the publish needs no other Redis command and nothing to await first."""
+        """Whether the publish has nothing to await first."""
         return self._publisher.open and app.daily_limit is None and (correlation_id is None or not app.idempotency)
-
-    def _publish_plainly(self, request: Request, items: Sequence[tuple[str, str, str, str | None, None]]) -> None:
-        """The path of nearly all requests: no task, no future. Redis' last reply triggers the response."""
-        tracer = self._tracer
-        trace = None if tracer is None else tracer.sample(request)
-        self._publisher.publish(request.app, items, trace, partial(self._published, request, trace))
 
     def _published(self, request: Request, trace: str | None, fault: Unavailable | None) -> None:
         if fault is not None:
@@ -135,74 +133,45 @@ class Api:
             self._accepted(request)
         self.conclude(request, request.ok(EMPTY_OBJECT))
 
-    async def publish(self, request: Request, event: Event) -> Response:
-        """Publish any event: count it, trace it, wait for Redis' confirmation.
+    async def publish(self, request: Request, call: Call) -> Response:
+        """Publish any call: count it, trace it, wait for Redis' confirmation.
 
         The dashboard's console also calls this, with a request of which only `app` is used.
         """
-        items = [Outgoing(channel, event.name, event.data, event.socket_id) for channel in event.channels]
+        return request.ok(await self._publish(request, call))
 
-        async def render_body() -> bytes:
-            if not event.info:
-                return EMPTY_OBJECT
-            attributes = await self._attributes(request.app.id, [(channel, event.info) for channel in event.channels])
-            return _encode(TriggerResponse(dict(zip(event.channels, attributes, strict=True))))
+    async def _render_body(self, app_id: str, call: Call) -> bytes:
+        """The response's body, with the attributes that `info` asked for."""
+        if not call.infos:
+            return EMPTY_OBJECT
+        events = call.events_of()
+        if call.is_batch:
+            wanted = [(channels[0], info) for (*_, channels, _), info in zip(events, call.infos, strict=True)]
+            return _encode(BatchResponse(await self._attributes(app_id, wanted)))
+        ((*_, channels, _),), (info,) = events, call.infos
+        attributes = await self._attributes(app_id, [(channel, info) for channel in channels])
+        return _encode(TriggerResponse(dict(zip(channels, attributes, strict=True))))
 
-        return request.ok(await self._publish(request, "events", items, event.correlation_id, render_body))
-
-    def trigger_batch(self, request: Request) -> Handling:
-        """POST batch_events. Responds with `{}`, or with any `info` `{"batch": [{…}, …]}`, in order of the events."""
-        app = request.app
-        request.decoded = events = decode_batch(request.body, app)
-        correlation_id = events[0].correlation_id if events else None
-        if correlation_id is not None:
-            request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
-        if events and not any(event.info for event in events) and self._is_plain(app, correlation_id):
-            plain = [(event.channels[0], event.name, event.data, event.socket_id, None) for event in events]
-            self._publish_plainly(request, plain)
-            return None
-        return self._publish_batch(request, events, correlation_id)
-
-    async def _publish_batch(self, request: Request, events: Sequence[Event], correlation_id: str | None) -> Response:
-        app = request.app
-        items = [Outgoing(event.channels[0], event.name, event.data, event.socket_id) for event in events]
-
-        async def render_body() -> bytes:
-            if not any(event.info for event in events):
-                return EMPTY_OBJECT
-            wanted = [(event.channels[0], event.info) for event in events]
-            return _encode(BatchResponse(await self._attributes(app.id, wanted)))
-
-        return request.ok(await self._publish(request, "batch_events", items, correlation_id, render_body))
-
-    async def _publish(
-        self,
-        request: Request,
-        endpoint: str,
-        items: Sequence[Outgoing],
-        correlation_id: str | None,
-        render_body: _RenderBody,
-    ) -> bytes:
+    async def _publish(self, request: Request, call: Call) -> bytes:
         """Claim the id, count against the daily limit, publish; returns the response's body.
 
         For why the order matters see cluster/README.md "Idempotency and quotas".
         """
+        app_id, correlation_id = request.app.id, call.correlation_id
         try:
             async with asyncio.timeout(_PUBLISHED_WITHIN_S):
                 if correlation_id is None or not request.app.idempotency:
-                    await self._spend(request, len(items))
-                    await self._publish_traced(request, items)
-                    return await render_body()
-                fingerprint = _fingerprint(endpoint, request)
-                claim = await self._idempotency.claim(request.app.id, correlation_id, fingerprint)
-                return await self._publish_once(request, claim, items, render_body)
+                    await self._spend(request, call.count)
+                    await self._publish_traced(request, call)
+                    return await self._render_body(app_id, call)
+                fingerprint = _fingerprint("batch_events" if call.is_batch else "events", request)
+                claim = await self._idempotency.claim(app_id, correlation_id, fingerprint)
+                return await self._publish_once(request, claim, call)
         except TimeoutError:
-            self._publisher.unconfirmed += len(items)
+            self._publisher.unconfirmed += call.count
             raise Unavailable(f"no answer from Redis within {_PUBLISHED_WITHIN_S:g} s") from None
 
-    async def _publish_once(
-        self, request: Request, claim: Claim, items: Sequence[Outgoing], render_body: _RenderBody
-    ) -> bytes:
+    async def _publish_once(self, request: Request, claim: Claim, call: Call) -> bytes:
         if claim.outcome is Outcome.CONFLICT:
             raise ApiError(
                 "idempotency_conflict",
@@ -211,23 +180,23 @@ class Api:
         if claim.answer is not None:
             return claim.answer
         try:
-            await self._spend(request, len(items))
+            await self._spend(request, call.count)
         except ApiError:
             # If the claim stays, a repeated request is counted again, and refused again.
             with contextlib.suppress(Unavailable):
                 await self._idempotency.withdraw(claim)
             raise
-        await self._publish_traced(request, items, claim.once)
-        body = await render_body()
+        await self._publish_traced(request, call, claim.once)
+        body = await self._render_body(request.app.id, call)
         # The events are published. If the body can't be stored, a repeated request doesn't publish them again: it
         # renders the body again.
         with contextlib.suppress(Unavailable):
             await self._idempotency.settle(claim, body)
         return body
 
-    async def _publish_traced(self, request: Request, items: Sequence[Outgoing], once: str | None = None) -> None:
+    async def _publish_traced(self, request: Request, call: Call, once: str | None = None) -> None:
         trace = self._sample(request)
-        await self._publisher.publish_all(request.app, items, trace, once)
+        await self._publisher.publish_all(call, trace, once)
         if trace is not None:
             self._accepted(request)
 

@@ -148,10 +148,10 @@ class Front:
             self._authentication.admit(request, route, request.body)
             rate = self._rate
             if route.limited and rate is not None:
-                if not rate.is_shared:
-                    self._limit(request, rate, rate.take(request.remote))
-                elif (lines := rate.take_room(request.remote)) is not None:
+                if (lines := rate.take_room(request.remote)) is not None:
                     request.more_headers = lines
+                elif not rate.is_shared:
+                    self._limit(request, rate, rate.take(request.remote))
                 else:
                     self._spawn(self._execute_if_shared_limit_allows(request, rate))
                     return
@@ -191,21 +191,21 @@ class Front:
         took_s = time.perf_counter() - request.began
         slot = route.count(status, took_s)
         if route.limited and request.caller_known:
-            times = self.times_by_app.get(request.app.id)
-            if times is None:
-                times = self.times_by_app[request.app.id] = no_times()
-            times[slot] += 1
+            self._count_calls(request.app, ((slot, 1),))
             if self._tracer is not None:
                 self._tracer.ended(request, status, took_s)
         if self._debugging is not None and self._debugging.any:
             self._debugging.request(request, response, took_s)
         request.respond(response)
 
-    def count_many(
-        self, route: Route, app: App, count: int, slots: Sequence[tuple[int, int]], microseconds: int
+    def count(
+        self, route: Route, app: App, status: int, count: int, slots: Sequence[tuple[int, int]], microseconds: int
     ) -> None:
-        """Count triggers that were answered 200 by another way (fast_publish.py); arguments as of Route.count_many."""
-        route.count_many(200, count, slots, microseconds)
+        """Count an app's triggers that are answered by fast_publish.py; the arguments are those of Route.count_many."""
+        route.count_many(status, count, slots, microseconds)
+        self._count_calls(app, slots)
+
+    def _count_calls(self, app: App, slots: Sequence[tuple[int, int]]) -> None:
         times = self.times_by_app.get(app.id)
         if times is None:
             times = self.times_by_app[app.id] = no_times()

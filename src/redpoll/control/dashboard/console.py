@@ -245,8 +245,8 @@ class ConsolePages:
         try:
             if not app.enabled:
                 raise ApiError("app_disabled", "this app is disabled")
-            request.decoded = event = decode_event(body, [], app)
-            await self._api.publish(request, event)
+            request.decoded = call = decode_event(body, [], app)
+            await self._api.publish(request, call)
         except ApiError as error:
             field = _FIELDS.get(error.code, "data" if request.decoded is None and app.enabled else "")
             status, fault = error.status, {field: sentence(error.message)}

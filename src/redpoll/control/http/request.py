@@ -8,18 +8,17 @@ it: its route, its app and its credential.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from redpoll._http import IncomingRequest
+from redpoll._publish import Call
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.http.response import JSON, Response
 from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST
 from redpoll.protocol import auth
 from redpoll.protocol.errors import ApiError
-from redpoll.protocol.messages import Event
 from redpoll.protocol.tokens import Token
 
 __all__ = ["Parent", "Request", "error_response"]
@@ -57,7 +56,7 @@ class Request(IncomingRequest):
     The front sets the rest. `route` (a router.Route) and `parameters`: the decoded segments of the path. `app` is set
     before the handler runs, if the route needs a credential; `caller_known`: it is set, even if the request was refused
     later. `token` is None if the client authenticated with a key. `more_headers` are added to every response.
-    `decoded`: the events of a trigger, once its body is decoded. `sampled`: the events are traced. `began`: when the
+    `decoded`: what a trigger publishes, once its body is decoded. `sampled`: the events are traced. `began`: when the
     front received the request (time.perf_counter). Read these only if `sampled`: `began_us`, the Unix time of `began`
     in µs, and `call`, what control/tracing/spans.py remembers of the request.
     """
@@ -66,7 +65,7 @@ class Request(IncomingRequest):
 
     from_worker = False
     token: Token | None
-    decoded: Event | Sequence[Event] | None
+    decoded: Call | None
     began_us: int
     call: Any
 

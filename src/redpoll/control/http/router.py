@@ -144,17 +144,13 @@ class Route:
 
     def count(self, status: int, seconds: float) -> int:
         """Counts a response; returns the slot of its duration."""
-        answers, microseconds = self.answers, int(seconds * 1e6)
-        answers[status] = answers.get(status, 0) + 1
-        slot = microseconds.bit_length()
-        if slot >= _SLOTS:
-            slot = _SLOTS - 1
-        self.times[slot] += 1
-        self.microseconds += microseconds
+        microseconds = int(seconds * 1e6)
+        slot = time_slot(microseconds)
+        self.count_many(status, 1, ((slot, 1),), microseconds)
         return slot
 
     def count_many(self, status: int, count: int, slots: Iterable[tuple[int, int]], microseconds: int) -> None:
-        """Counts responses; `slots` are pairs of a slot and a count."""
+        """Counts responses; `slots` are pairs of a slot (`time_slot`) and a count, `microseconds` is the sum."""
         self.answers[status] = self.answers.get(status, 0) + count
         self.microseconds += microseconds
         for slot, responses in slots:

@@ -1,12 +1,14 @@
 """The fast path of publishes: connects the compiled part (_fast_publish) with the parts of the control plane.
 
 Nearly all requests are signed publishes without anything unusual. The compiled part carries these out many at a time;
-everything else takes the way of middleware.py and api.py, which alone refuse requests. What a publish needs that is
-unusual is decided here, for the app, and in `_fast_publish`, for the request.
+everything else takes the way of middleware.py and api.py, which alone refuse requests. Which apps and requests are
+usual is decided here and in `_fast_publish`; what a publish does is described once, for both (control/README.md "A
+request's way").
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from redpoll._fast_publish import FastApp, FastPublish
 from redpoll._http import read_requests
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.redis.primary import refusal
 from redpoll.control.http.response import dateline
 from redpoll.control.http.router import API_PREFIX, Route, Routes
 from redpoll.control.http.worker_requests import ReceivedRequest
+from redpoll.control.publish.forms import answer_form, row_form
 from redpoll.http.messages import FIELDS
-from redpoll.protocol import auth, channels
-from redpoll.protocol.messages import RESERVED_PREFIXES
+from redpoll.protocol import auth
+from redpoll.protocol.messages import limits_of
 
 if TYPE_CHECKING:
     from redpoll.cluster.redis.keys import Keys
@@ -37,7 +39,7 @@ _ALL_SLOW: Final = -1
 
 
 class FastPath:
-    """Publishes of workers by the fast path: `take` is for WorkerRequests, `finish` ends a run of Redis' replies.
+    """Publishes of workers by the fast path: `take` is for WorkerRequests.
 
     The arguments are those of Front and Api; both ways count, limit and log alike.
     """
@@ -71,22 +73,17 @@ class FastPath:
             limit=None if rate is None else rate.take_room,
             dateline=dateline,
             ready=self._ready,
-            publish=publisher.publish_packed,
-            check=publisher.check,
-            refusal=refusal,
+            publish=publisher.send,
+            soon=asyncio.get_running_loop().call_soon,
             completed=self._completed,
             failed=self._failed,
-            reserved_events=_bytes(RESERVED_PREFIXES),
-            cache_channels=_bytes(channels.CACHE_PREFIXES),
-            own_prefix=channels.OWN_PREFIX.encode(),
-            encrypted_prefix=channels.ENCRYPTED_PREFIX.encode(),
+            answers=(answer_form(closes=False), answer_form(closes=True)),
+            row=None if tracer is None else row_form(),
             max_skew_s=auth.MAX_SKEW_S,
-            max_channel_chars=channels.MAX_NAME_CHARS,
             api_prefix=API_PREFIX.encode(),
-            logs=tracer is not None,
+            is_checked=publisher.checks,
         )
         self.take = fast.take
-        self.finish = fast.finish
 
     def _route(self, path: str) -> Route:
         by_method, _ = self._routes.find(path)
@@ -115,11 +112,10 @@ class FastPath:
     ) -> None:
         """Requests of one worker, app and route were published: answer, count and log them."""
         link.answer_many(answers, count)
-        self._publisher.events_published += events
-        self._count(app, events)
-        self._front.count_many(self._batches if is_batch else self._events, app, count, times, microseconds)
+        self._publisher.count(app.id, events, is_confirmed=True)
+        self._front.count(self._batches if is_batch else self._events, app, 200, count, times, microseconds)
         if self._tracer is not None:
-            self._tracer.ended_many(app.id, rows, count, first_ms, last_ms)
+            self._tracer.ended_encoded(app.id, rows, count, first_ms, last_ms)
 
     def _failed(
         self,
@@ -133,8 +129,7 @@ class FastPath:
         error: Exception,
     ) -> None:
         """Redis didn't confirm a publish: answer it as Front does."""
-        self._publisher.unconfirmed += events
-        self._count(app, events)
+        self._publisher.count(app.id, events, is_confirmed=False)
         if self._tracer is not None:
             self._tracer.sampled_out += 1
         ((request,), _) = read_requests(ReceivedRequest, bytearray(message), len(message), FIELDS)
@@ -147,10 +142,6 @@ class FastPath:
         request.began = began
         self._front.conclude(request, Unavailable(str(error)))
 
-    def _count(self, app: App, events: int) -> None:
-        by_app = self._publisher.by_app
-        by_app[app.id] = by_app.get(app.id, 0) + events
-
 
 def _fast_app(app: App) -> FastApp | None:
     """What the compiled part needs of an app; None if each of its publishes needs more than a PUBLISH."""
@@ -161,19 +152,4 @@ def _fast_app(app: App) -> FastApp | None:
         inner, outer, enabled = auth.hashes_of(app, key.key)
         if enabled:
             keys.append((key.key.encode(), (inner, outer)))
-    return FastApp(
-        app,
-        tuple(keys),
-        max_channels=app.max_channels,
-        max_batch=app.max_batch,
-        max_name_chars=app.max_event_name_chars,
-        max_data_bytes=app.max_data_bytes,
-        caches=app.cache_ttl_s > 0,
-        slow_until=max(app.console_until, app.debug_until),
-        stored=_bytes([rule.name for rule in app.history if not rule.prefix]),
-        stored_prefixes=_bytes([rule.name for rule in app.history if rule.prefix]),
-    )
-
-
-def _bytes(texts: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(text.encode() for text in texts)
+    return FastApp(limits_of(app), tuple(keys), max(app.console_until, app.debug_until))

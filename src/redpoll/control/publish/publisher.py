@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from redpoll.cluster.bus import Bus, Outgoing, Unavailable
+from redpoll._publish import Call, Commands
+from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.redis.link import Done
-from redpoll.protocol.apps import App
 
 __all__ = ["Publisher", "Waiting"]
 
@@ -27,11 +27,13 @@ Published = Callable[[Unavailable | None], None]
 class _Awaited:
     """The replies that one call waits for: called with each, it calls `published` after the last or the first error."""
 
-    __slots__ = ("left", "published", "publisher", "size")
+    __slots__ = ("app_id", "left", "published", "publisher", "size")
 
-    def __init__(self, publisher: Publisher, size: int, published: Published) -> None:
+    def __init__(self, publisher: Publisher, app_id: str, size: int, replies: int, published: Published) -> None:
         self.publisher = publisher
-        self.size = self.left = size
+        self.app_id = app_id
+        self.size = size
+        self.left = replies
         self.published = published
 
     @property
@@ -45,13 +47,16 @@ class _Awaited:
             return
         if isinstance(reply, Exception):
             self.left = 0
-            self.publisher.unconfirmed += self.size
+            self.publisher.count(self.app_id, self.size, is_confirmed=False)
             self.published(Unavailable(str(reply)))
             return
         self.left -= 1
         if not self.left:
-            self.publisher.events_published += self.size
+            self.publisher.count(self.app_id, self.size, is_confirmed=True)
             self.published(None)
+
+    def of_each(self) -> Sequence[Done]:
+        return [self] * self.size
 
     def expire(self, error: Exception) -> None:
         self(error)
@@ -62,8 +67,6 @@ class Waiting(Protocol):
 
     @property
     def left(self) -> int: ...
-    @property
-    def events(self) -> int: ...
     def __call__(self, reply: Any) -> None: ...
     def of_each(self) -> Sequence[Done]: ...
     def expire(self, error: Exception) -> None: ...
@@ -107,12 +110,13 @@ class Publisher:
         # While the gate is closed: the shards for which it isn't.
         self._open_shards: frozenset[int] = frozenset()
         self._confirm_s = confirm_s
+        self._checks = bus.checks
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         # Sorted by deadline, because all have the same time limit. One timer serves all: a timer for each publish would
         # cost as much as the publish.
-        self._awaited: deque[tuple[float, _Awaited | Waiting]] = deque()
+        self._awaited: deque[tuple[float, Waiting]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def link_up(self) -> None:
@@ -137,35 +141,36 @@ class Publisher:
         self.open = True
         self._opened.set()
 
-    def publish(
-        self,
-        app: App,
-        items: Sequence[Outgoing | tuple[str, str, str, str | None, str | None]],
-        trace: str | None,
-        published: Published,
-        once: str | None = None,
-    ) -> None:
-        """Publish events, adjacent and in order, while `open`. `published` is called once, later.
+    def publish(self, call: Call, trace: str | None, published: Published, once: str | None = None) -> None:
+        """Publish a request's events, adjacent and in order, while `open`. `published` is called once, later.
 
         `once` is as in `Bus.post`. Of the events of a call that isn't confirmed some may have been delivered; the same
         call with the same `once` delivers the others.
         """
-        loop, size = self._loop, len(items)
-        counts = self.by_app
-        counts[app.id] = counts.get(app.id, 0) + size
+        app_id, size = call.app.id, call.count
         reason = self._bus.refusal
         if reason:
-            self.unconfirmed += size
-            loop.call_soon(published, Unavailable(reason))
+            self.count(app_id, size, is_confirmed=False)
+            self._loop.call_soon(published, Unavailable(reason))
             return
-        waiting = _Awaited(self, size, published)
-        if size == 1:
-            self._bus.post(app, items[0], trace, once=once, done=waiting)
+        waiting = _Awaited(self, app_id, size, size + self._checks, published)
+        self._bus.post(call, trace, once=once, done=waiting)
+        self._await(waiting)
+
+    def send(self, commands: Commands, waiting: Waiting) -> None:
+        """Publish events that are commands already, of any apps, now. The caller counts them when they have their
+        outcome."""
+        self._bus.send(commands, waiting)
+        self._bus.flush()
+        self._await(waiting)
+
+    def count(self, app_id: str, events: int, *, is_confirmed: bool) -> None:
+        """An app's events were confirmed by Redis, or will not be."""
+        self.by_app[app_id] = self.by_app.get(app_id, 0) + events
+        if is_confirmed:
+            self.events_published += events
         else:
-            for index, item in enumerate(items):
-                self._bus.post(app, item, trace, once=once, index=index, done=waiting)
-        waiting.left += self._bus.post_check(waiting)
-        self._await(loop, waiting)
+            self.unconfirmed += events
 
     @property
     def takes(self) -> bool:
@@ -173,44 +178,40 @@ class Publisher:
         return self.open and not self._bus.refusal
 
     @property
-    def check(self) -> bytes:
-        """What follows the commands of `publish_packed`, if anything (`Bus.check`)."""
-        return self._bus.check
+    def checks(self) -> bool:
+        """As `Bus.checks`."""
+        return self._checks
 
-    def publish_packed(self, commands: bytes, waiting: Waiting) -> None:
-        """Publish the events whose commands for Redis are made already, while `open`. The caller counts them by app,
-        and what was confirmed."""
-        self._bus.post_packed(commands, waiting.events, waiting)
-        self._await(self._loop, waiting)
-
-    def _await(self, loop: asyncio.AbstractEventLoop, waiting: _Awaited | Waiting) -> None:
-        awaited = self._awaited
+    def _await(self, waiting: Waiting) -> None:
+        loop, awaited = self._loop, self._awaited
         while awaited and not awaited[0][1].left:
             awaited.popleft()
         awaited.append((loop.time() + self._confirm_s, waiting))
         if self._timer is None:
             self._timer = loop.call_later(self._confirm_s, self._expire)
 
-    async def publish_all(
-        self, app: App, items: Sequence[Outgoing], trace: str | None, once: str | None = None
-    ) -> None:
+    async def publish_all(self, call: Call, trace: str | None, once: str | None = None) -> None:
         """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
-        if not items:
+        if not call.count:
             return
-        if not self.open and not self._is_open_for(app, items):
+        if not self.open and not self._is_open_for(call):
             try:
                 async with asyncio.timeout(self._confirm_s):
                     await self._opened.wait()
             except TimeoutError:
-                self.unconfirmed += len(items)
+                self.unconfirmed += call.count
                 raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None
         future: asyncio.Future[None] = self._loop.create_future()
-        self.publish(app, items, trace, partial(_settle, future), once)
+        self.publish(call, trace, partial(_settle, future), once)
         await future
 
-    def _is_open_for(self, app: App, items: Sequence[Outgoing]) -> bool:
+    def _is_open_for(self, call: Call) -> bool:
         shards = self._open_shards
-        return bool(shards) and all(self._bus.shard(app.id, item.channel) in shards for item in items)
+        return bool(shards) and all(
+            self._bus.shard(call.app.id, channel) in shards
+            for _, _, channels, _ in call.events_of()
+            for channel in channels
+        )
 
     def _expire(self) -> None:
         self._timer = None

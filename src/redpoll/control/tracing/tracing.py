@@ -27,12 +27,11 @@ from redpoll.cluster.traces import Batch, Entry, TraceReader
 from redpoll.control.http.request import Request
 from redpoll.control.tracing.latency import PublishLatency
 from redpoll.control.tracing.spans import TRACE_ID_CHARS, Spans, trace_id_of
-from redpoll.protocol.messages import Event
 from redpoll.store.call_batch import CallBatch, CallRow
 from redpoll.store.eventlog import EventLog, SpanRow
 from redpoll.store.sqlite import reason_of
 
-__all__ = ["Tracer", "describe_call"]
+__all__ = ["Tracer", "call_row", "describe_call"]
 
 log = structlog.get_logger(__name__)
 
@@ -162,14 +161,11 @@ class Tracer:
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += 1
             return
-        decoded = request.decoded
-        channels: Sequence[str]
-        if type(decoded) is Event:
-            # Nearly every call: the first lines of describe_call, without calling it.
-            name, channels, correlation_id, data = decoded.name, decoded.channels, decoded.correlation_id, decoded.data
-            size = len(data) if data.isascii() else _bytes(data)
+        call = request.decoded
+        if call is None:
+            name, channels, size, correlation_id = describe_call(request.body)
         else:
-            name, channels, size, correlation_id = describe_call(request.body if decoded is None else decoded)
+            (name, channels, size), correlation_id = call.describe(), call.correlation_id
         token = request.token
         credential = caller or (f"key {request.found_key or request.key}" if token is None else f"token {token.name}")
         began_us = request.began_us if request.sampled else int((self._clock() - took_s) * 1_000_000)
@@ -178,23 +174,22 @@ class Tracer:
             if self._otel is not None:
                 self._otel.ended(request, status, began_us, began_us + int(took_s * 1_000_000), name, channels, size)
         self._ended.add(
-            CallRow(
+            call_row(
                 request.found_trace_id or request.trace_id,
                 request.app.id,
                 correlation_id,
-                began_us // 1000,
-                name,
-                channels,
-                size,
-                f"{credential} from {request.remote}",
+                (began_us // 1000, began_us),
+                (name, channels, size),
+                credential,
+                request.remote,
                 status,
                 request.sampled,
-                began_us,
             )
         )
 
-    def ended_many(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
-        """Records trigger calls that are not traced (store/call_batch.py CallBatch.add_encoded)."""
+    def ended_encoded(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
+        """As `ended`, of calls whose rows are encoded, and which aren't traced (store/call_batch.py
+        CallBatch.add_encoded)."""
         self.sampled_out += count
         if self._ended.count >= _MAX_WAITING:
             self.unlogged += count
@@ -331,27 +326,32 @@ def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
     ]
 
 
-def describe_call(call: Event | Sequence[Event] | bytes) -> tuple[str, Sequence[str], int, str | None]:
-    """Name, channels, bytes of data and correlation id of a call.
-
-    `call` is its event or events, or the body of a refused call, of which only the readable parts are returned.
-    Several names are joined by `, `.
-    """
-    if isinstance(call, Event):
-        return call.name, call.channels, _bytes(call.data), call.correlation_id
-    if isinstance(call, bytes):
-        return _read_refused(call)
-    names = dict.fromkeys(event.name for event in call)
-    channels = dict.fromkeys(channel for event in call for channel in event.channels)
-    correlation_id = call[0].correlation_id if call else None
-    return ", ".join(names), list(channels), sum(_bytes(event.data) for event in call), correlation_id
+def call_row(
+    trace_id: str,
+    app_id: str,
+    correlation_id: str | None,
+    began: tuple[int, int],
+    described: tuple[str, Sequence[str], int],
+    credential: str,
+    remote: str,
+    status: int,
+    sampled: bool,
+) -> CallRow:
+    """The row of a trigger call: when it began, in ms and in µs; what it published, as Call.describe says; who sent
+    it."""
+    began_ms, began_us = began
+    name, channels, size = described
+    caller = f"{credential} from {remote}"
+    return CallRow(trace_id, app_id, correlation_id, began_ms, name, channels, size, caller, status, sampled, began_us)
 
 
 def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def _read_refused(body: bytes) -> tuple[str, list[str], int, str | None]:
+def describe_call(body: bytes) -> tuple[str, Sequence[str], int, str | None]:
+    """Name, channels, bytes of data and correlation id of a refused call, as far as its body can be read. Several names
+    are joined by `, `."""
     try:
         call = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
