@@ -1,10 +1,12 @@
 """Fixtures for all tests: uvloop as the event loop, `wait_until`, a real Redis and a real PostgreSQL."""
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +23,13 @@ from postgres import program as postgres_program
 from redpoll.host import embedded
 
 TESTS = Path(__file__).parent
-# Tests and their servers trust no CA of this machine: reading them takes a tenth of a second, three times per server.
-os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+# Tests and their servers trust no CA of this machine, also where its environment names a file of them: reading that
+# takes a tenth of a second, three times per server.
+os.environ["SSL_CERT_FILE"] = os.devnull
+# Images for containers often set this. The tests start hundreds of processes, and without bytecode files each compiles
+# all that it imports again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # No limit on how long an example may take: the machine may be busy. Every run tries the same examples, so that a run
 # fails for what was changed; `HYPOTHESIS_RANDOM=1 pytest …` looks for others.
 hypothesis.settings.register_profile(
@@ -46,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    # A full collection would walk all modules and items, for 50 ms each time. On the debug build each test needs three.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

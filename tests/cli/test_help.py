@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 def visible(command, words=()):
     yield command, words
     if isinstance(command, click.Group):
-        for name, child in command.commands.items():
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
             if not child.hidden:
                 yield from visible(child, (*words, name))
 

@@ -25,7 +25,9 @@ WORDS = {
 
 def commands_of_apps(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = []
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             found += commands_of_apps(command, (*path, name))
         elif any(isinstance(param, click.Argument) and param.name == "app_id" for param in command.params):
@@ -37,7 +39,9 @@ def command_at(path: tuple[str, ...]) -> click.Command:
     command: click.Command = main
     for name in path:
         assert isinstance(command, click.Group)
-        command = command.commands[name]
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
     return command
 
 

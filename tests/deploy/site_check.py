@@ -76,7 +76,7 @@ async def check(folder: Path) -> list[str]:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", ROOT / "deploy" / "mkdocs.yml"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "deploy" / "mkdocs.yml"]
     subprocess.run([*command, "-d", SITE], check=True)
     faults = asyncio.run(check(folder))
     print(*faults, sep="\n")

@@ -1,41 +1,65 @@
 """The command `redpoll`: its subcommands, flags, output and exit codes.
 
-Each noun (app, key, token, …) has a module. common.py has what they share. execute.py runs a command in the server that
-owns the data folder, or in this process when no server runs. remote.py reaches an app over the network.
+Each noun (app, key, token, …) has a module, imported when a command of it runs. common.py has what they share.
+execute.py runs a command in the server that owns the data folder, or in this process when no server runs. remote.py
+reaches an app over the network. processes.py starts the server's own processes.
 
 deploy/README.md "Command line" lists the exit codes.
 """
 
+import importlib
+from typing import Final
+
 import click
 
 from redpoll import __version__
-from redpoll.cli import (
-    apps,
-    backup,
-    connections,
-    debug,
-    doctor,
-    first_login,
-    history,
-    imports,
-    keys,
-    messages,
-    migrate,
-    nodes,
-    server,
-    store,
-    subscribe,
-    tokens,
-    tools,
-    usage,
-    users,
-    webhooks,
-)
 
 __all__ = ["main"]
 
+# By module of this package: the commands that it has. A command's function has its name, with `_` for `-`.
+_COMMANDS: Final = {
+    "server": ("serve", "check-config", "version", "health", "reload"),
+    "processes": ("worker", "control"),
+    "messages": ("publish", "channels", "trace", "tail"),
+    "subscribe": ("subscribe",),
+    "apps": ("app",),
+    "imports": ("import",),
+    "keys": ("key",),
+    "tokens": ("token",),
+    "history": ("history",),
+    "webhooks": ("webhook", "dead-letter"),
+    "users": ("user",),
+    "first_login": ("first-login",),
+    "connections": ("connections",),
+    "debug": ("debug",),
+    "usage": ("usage",),
+    "nodes": ("node", "balance"),
+    "backup": ("backup", "restore"),
+    "store": ("store",),
+    "migrate": ("migrate",),
+    "doctor": ("doctor",),
+    "tools": ("openapi", "completion"),
+}
+_MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Imports the module of a command when the command is run, completed or shown. All modules take longer to import
+    than most commands to run, and each process of a server would keep them in memory."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = importlib.import_module(f"redpoll.cli.{_MODULES[cmd_name]}")
+        command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="redpoll", message="%(prog)s %(version)s")
 def main() -> None:
     """A self-hosted real-time messaging server that speaks the Pusher Channels protocol.
@@ -47,29 +71,3 @@ def main() -> None:
       redpoll publish news headline '{"title":"Hello"}'
       redpoll doctor
     """
-
-
-for _command in (
-    *server.COMMANDS,
-    *messages.COMMANDS,
-    subscribe.subscribe,
-    apps.app,
-    imports.import_,
-    keys.key,
-    tokens.token,
-    history.history,
-    webhooks.webhook,
-    webhooks.dead_letter,
-    users.user,
-    first_login.first_login,
-    connections.connections,
-    debug.debug,
-    usage.usage,
-    *nodes.COMMANDS,
-    *backup.COMMANDS,
-    *store.COMMANDS,
-    migrate.migrate,
-    doctor.doctor,
-    *tools.COMMANDS,
-):
-    main.add_command(_command)

@@ -22,7 +22,7 @@ from redpoll.cli.common import fail, print_json, refuse
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
-__all__ = ["COMMANDS", "copy_database"]
+__all__ = ["backup", "copy_database", "restore"]
 
 _RESTORED_WITHIN_S = 60.0
 
@@ -208,6 +208,3 @@ def _print_done(path: Path, what: str, as_json: bool) -> None:
         print_json({"file": str(path), "bytes": size})
     else:
         click.echo(f"{what} {path} ({size} bytes)")
-
-
-COMMANDS = (backup, restore)

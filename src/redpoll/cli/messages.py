@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from redpoll.doctor.target import Target
 
-__all__ = ["COMMANDS"]
+__all__ = ["channels", "publish", "tail", "trace"]
 
 # The server writes its event log once a second; while its disk or processor is busy, it takes longer.
 _WAIT_FOR_LOG_S: Final = 10.0
@@ -273,6 +273,3 @@ def _print_call(logged: dict[str, Any]) -> None:
     channels = safe(", ".join(logged["channels"]))
     columns = (at, logged["status"], channels, safe(logged["name"]), f"{logged['size']} bytes", safe(logged["caller"]))
     click.echo("  ".join(map(str, (*columns, logged["trace_id"]))))
-
-
-COMMANDS = (publish, channels, trace, tail)

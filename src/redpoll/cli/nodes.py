@@ -8,7 +8,7 @@ import click
 from redpoll.cli.common import safe, time_text
 from redpoll.cli.records_command import executes
 
-__all__ = ["COMMANDS"]
+__all__ = ["balance", "node"]
 
 
 def _within(bound: str) -> Callable[..., Any]:
@@ -118,6 +118,3 @@ def balance(within_s: float) -> dict[str, Any]:
       redpoll balance --within 120 --json
     """
     return {"within_s": within_s}
-
-
-COMMANDS = (node, balance)

@@ -1,13 +1,11 @@
-"""`redpoll serve`, `check-config`, `reload`, `health`, `version`, and the hidden commands `worker` and `control`."""
+"""`redpoll serve`, `check-config`, `reload`, `health`, `version`."""
 
-import contextlib
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +15,7 @@ from redpoll.cli.execute import run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
-if TYPE_CHECKING:
-    from redpoll.ipc.child_pipe import ChildPipe
-
-__all__ = ["COMMANDS"]
+__all__ = ["check_config", "health", "reload", "serve", "version"]
 
 _HEALTH_WITHIN_S = 3.0
 
@@ -190,44 +185,3 @@ def _obstacle(settings: config.Settings) -> str | None:
         return json.loads(error.read()).get("error") or str(error)
     except OSError as error:
         return f"{url} does not answer: {error}"
-
-
-def _child_pipe(fd: int) -> "ChildPipe":
-    from redpoll.ipc.child_pipe import ChildPipe
-
-    return ChildPipe(fd)
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """For imports: they only create objects that live as long as the process. Garbage collections would walk these
-    again and again, for up to a sixth of the time that a start takes."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@click.command(hidden=True)
-@click.argument("number", type=int)
-@click.option("--pipe", "pipe_fd", type=int, required=True)
-def worker(number: int, pipe_fd: int) -> None:
-    """A worker process, started by `serve`. The number only serves to tell workers apart in a process list."""
-    with _no_collections():
-        from redpoll.worker.main import main as run_worker
-
-    run_worker(_child_pipe(pipe_fd))
-
-
-@click.command(hidden=True)
-@click.option("--pipe", "pipe_fd", type=int, required=True)
-def control(pipe_fd: int) -> None:
-    """The control plane, started by `serve`."""
-    with _no_collections():
-        from redpoll.control.main import main as run_control
-
-    run_control(_child_pipe(pipe_fd))
-
-
-COMMANDS = (serve, check_config, version, health, reload, worker, control)

@@ -15,7 +15,7 @@ from redpoll.cli.backup import copy_database
 from redpoll.cli.common import fail, print_json, refuse
 from redpoll.cli.execute import import_store
 
-__all__ = ["COMMANDS"]
+__all__ = ["store"]
 
 _SQLITE = "sqlite:"
 
@@ -132,6 +132,3 @@ async def _copy(source_url: str, target_url: str) -> dict[str, int]:
             fail(error)
         except SQLAlchemyError as error:
             fail(f"the copy failed, and nothing was kept: {reason_of(error)}")
-
-
-COMMANDS = (store,)

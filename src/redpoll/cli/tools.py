@@ -10,7 +10,7 @@ from redpoll.cli.common import fail, print_json, refuse
 from redpoll.cli.remote import execute, fetch_json, session
 from redpoll.doctor.target import TargetError, parse
 
-__all__ = ["COMMANDS"]
+__all__ = ["completion", "openapi"]
 
 
 @click.command()
@@ -63,6 +63,3 @@ def completion(shell: str, as_json: bool) -> None:
     root = click.get_current_context().find_root().command
     script = kind(root, {}, "redpoll", "_REDPOLL_COMPLETE").source()
     click.echo(json.dumps(script) if as_json else script)
-
-
-COMMANDS = (openapi, completion)

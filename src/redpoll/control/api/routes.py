@@ -61,7 +61,7 @@ def routes_of(
     metrics: Metrics,
     pages: Sequence[Route] = (),
 ) -> Routes:
-    """All routes. `pages` are the dashboard's. The OpenAPI document is rendered from the table and served by it."""
+    """All routes. `pages` are the dashboard's. The OpenAPI document is made of the table and served by it."""
     document = Document()
     channels = "/apps/{app_id}/channels"
     terminate = "/users/{user_id}/terminate_connections"
@@ -259,7 +259,7 @@ def routes_of(
             Route("GET", "/metrics", "metrics", metrics.metrics, Access.OPEN, Place.CONTROL),
         ]
     )
-    document.render(routes)
+    document.describe(routes)
     return routes
 
 

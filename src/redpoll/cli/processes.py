@@ -1,0 +1,51 @@
+"""The hidden commands `worker` and `control`, which the supervisor starts. They import no other command."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from redpoll.ipc.child_pipe import ChildPipe
+
+__all__ = ["control", "worker"]
+
+
+def _child_pipe(fd: int) -> "ChildPipe":
+    from redpoll.ipc.child_pipe import ChildPipe
+
+    return ChildPipe(fd)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """For imports: they only create objects that live as long as the process. Garbage collections would walk these
+    again and again, for up to a sixth of the time that a start takes."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@click.command(hidden=True)
+@click.argument("number", type=int)
+@click.option("--pipe", "pipe_fd", type=int, required=True)
+def worker(number: int, pipe_fd: int) -> None:
+    """A worker process, started by `serve`. The number only serves to tell workers apart in a process list."""
+    with _no_collections():
+        from redpoll.worker.main import main as run_worker
+
+    run_worker(_child_pipe(pipe_fd))
+
+
+@click.command(hidden=True)
+@click.option("--pipe", "pipe_fd", type=int, required=True)
+def control(pipe_fd: int) -> None:
+    """The control plane, started by `serve`."""
+    with _no_collections():
+        from redpoll.control.main import main as run_control
+
+    run_control(_child_pipe(pipe_fd))
