@@ -3,24 +3,30 @@
 What these functions return is valid: later code checks no form again. `data` is never parsed. Signatures are verified
 earlier, on the raw bytes (auth.py). The rules: protocol/README.md "Publishing" and "HTTP API".
 
-What is published is checked by ext's `_publish`, also for requests that are read without these functions. Here are the
-rules that it gets, and the error of each refusal.
+What is published is checked by ext's `_publish`, also for requests that are read without these functions
+(plain_publish.py where the engine isn't built). Here are the rules that it gets, and the error of each refusal.
 """
 
 import re
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from redpoll._publish import Call, Limits, Refusal, Rules
 from redpoll.protocol import channels
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import AUTH_NAMES, Params
 from redpoll.protocol.channels import Kind
 from redpoll.protocol.errors import ApiError, ClientError, fault_of
 from redpoll.protocol.presence import parse_member
+
+try:
+    from redpoll._publish import Call, Limits, Refusal, Rules
+except ImportError:
+    # Not Linux: the engine isn't built.
+    if not TYPE_CHECKING:
+        from redpoll.protocol.plain_publish import Call, Limits, Refusal, Rules
 
 __all__ = [
     "CHANNEL_INFO",
