@@ -119,7 +119,7 @@ cdef bint read_text(Json* json, Span* found) noexcept nogil:
     return ascii_ or is_utf8(found[0])
 
 
-cdef bint read_event(Json* json, Call call) noexcept nogil:
+cdef bint read_event(Json* json, Call call) noexcept:
     """An object with an event: each member once, and none that asks for more than a publish."""
     cdef:
         Event* event
@@ -170,7 +170,7 @@ cdef bint read_event(Json* json, Call call) noexcept nogil:
     return has_channel and event.name.at != NULL and event.data.at != NULL and skip(json, b"}")
 
 
-cdef bint read_body(Call call, const uint8_t* at, Py_ssize_t size, uint8_t* to) noexcept nogil:
+cdef bint read_body(Call call, const uint8_t* at, Py_ssize_t size, uint8_t* to) noexcept:
     """Fill the call, which is empty, with the whole body of `POST events`, or of `POST batch_events` if it is a batch.
     False: it has another shape, or more events or channels than the call has room for.
 
