@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "first_login": ("first-login",),
     "connections": ("connections",),
     "debug": ("debug",),
+    "demo": ("demo",),
     "usage": ("usage",),
     "nodes": ("node", "balance"),
     "backup": ("backup", "restore"),

@@ -1,0 +1,135 @@
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from redpoll.demo.backend import CHAT, Account, AddressError, Backend, PublishError, account_of, listen
+from redpoll.protocol import auth
+from redpoll.protocol.apps import App, Key
+from server import APP_ID, APP_KEY, APP_SECRET, Server
+from wire import Socket
+
+EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
+ACCOUNT = Account("127.0.0.1", 6001, False, "1001", "0123456789abcdefabcd", "a secret")
+
+
+@asynccontextmanager
+async def served(backend: Backend) -> AsyncIterator[str]:
+    runner, port = await listen(backend.application(), "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def test_address_of_an_app():
+    assert account_of("https://k:a%2Fb@ws.example.com/soketi/apps/42") == Account(
+        "ws.example.com", 443, True, "42", "k", "a/b", "/soketi"
+    )
+    for wrong in (
+        "",
+        "ws://k:s@h/apps/1",
+        "http://h/apps/1",
+        "http://k:s@h:x/apps/1",
+        "http://k:s@h/1",
+        "http://k:s@h/apps/",
+    ):
+        with pytest.raises(AddressError, match=r"expected http\[s\]://"):
+            account_of(wrong)
+
+
+async def test_subscriptions_are_signed_for_the_examples_channels_only():
+    async with served(Backend(ACCOUNT, {})) as url, aiohttp.ClientSession() as http:
+        asked = {"socket_id": "12.34", "channel_name": CHAT, "user": "5"}
+        async with http.post(f"{url}/auth", data=asked) as reply:
+            signed = await reply.json()
+        app = App(id="1001", name="demo", keys=(Key(key=ACCOUNT.key, secret=ACCOUNT.secret),))
+        assert auth.channel_fault(app, "12.34", CHAT, signed["auth"], signed["channel_data"]) is None
+        user = json.loads(signed["channel_data"])
+        assert user["user_id"] == user["user_info"]["id"]
+        for other in ({"channel_name": "private-other"}, {"socket_id": "1.2:user"}, {"socket_id": ""}):
+            async with http.post(f"{url}/auth", data={**asked, **other}) as reply:
+                assert reply.status == 403
+
+
+async def test_pages_of_other_sites_are_refused():
+    async with served(Backend(ACCOUNT, {"index.html": b"page"})) as url, aiohttp.ClientSession() as http:
+        async with http.get(f"{url}/") as reply:
+            assert await reply.text() == "page"
+            assert "connect-src 'self' ws://127.0.0.1:6001;" in reply.headers["Content-Security-Policy"]
+        # A name of another site that leads here.
+        async with http.get(f"{url}/", headers={"Host": "rebound.example.com"}) as reply:
+            assert reply.status == 403
+        async with http.post(f"{url}/say", data={"text": "x"}, headers={"Origin": "http://other.example.com"}) as reply:
+            assert reply.status == 403
+
+
+async def test_publish_is_repeated_with_the_same_correlation_id_until_it_is_accepted():
+    app = App(id="1001", name="demo", keys=(Key(key=ACCOUNT.key, secret=ACCOUNT.secret),))
+    received = []
+
+    async def events(request: web.Request) -> web.Response:
+        body = await request.read()
+        auth.check_query(app, "POST", request.path, request.query_string, body, float(request.query["auth_timestamp"]))
+        received.append(json.loads(body))
+        return web.Response(status=(503, 429, 200, 400)[len(received) - 1], headers={"Retry-After": "0"})
+
+    application = web.Application()
+    application.router.add_post("/apps/1001/events", events)
+    runner, port = await listen(application, "127.0.0.1", 0)
+    backend = Backend(ACCOUNT._replace(port=port), {})
+    try:
+        async with served(backend):
+            await backend.publish("news", "hello", {"a": 1})
+            assert len({body["correlation_id"] for body in received}) == 1
+            assert received[0] | {"correlation_id": ""} == {
+                "name": "hello",
+                "channel": "news",
+                "data": '{"a": 1}',
+                "correlation_id": "",
+            }
+            with pytest.raises(PublishError, match="answered 400"):
+                await backend.publish("news", "hello", {})
+    finally:
+        await runner.cleanup()
+
+
+async def test_each_example_runs_from_a_copy_of_its_folder():
+    with Server(workers=1, trigger_rate_per_minute=0) as server:
+        url = f"http://{APP_KEY}:{APP_SECRET}@127.0.0.1:{server.port}/apps/{APP_ID}"
+        socket = await Socket.connect(server)
+        await socket.subscribe("demo-ticker")
+        await socket.subscribe("demo-text")
+        for name in ("ticker", "text"):
+            # Without redpoll on the path, as on another machine.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                EXAMPLES / name / "backend.py",
+                url,
+                "--port",
+                "0",
+                stdout=subprocess.PIPE,
+                env={"PATH": os.environ["PATH"]},
+            )
+            assert process.stdout is not None
+            try:
+                found = re.search(r"open (\S+)", (await process.stdout.readline()).decode())
+                assert found is not None
+                async with aiohttp.ClientSession() as http, http.get(found[1]) as reply:
+                    assert f"{name}.js" in await reply.text()
+                event = "price" if name == "ticker" else "begin"
+                await socket.next(event)
+            finally:
+                process.terminate()
+                await process.wait()
+        await socket.close()

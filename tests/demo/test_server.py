@@ -1,0 +1,29 @@
+import signal
+
+from browser.demo import running_demo
+from redpoll.demo.server import OwnServer
+from server import processes
+
+
+async def test_server_is_killed_with_the_demo(wait_until):
+    """Ctrl-C is in tests/browser/test_demo.py."""
+    with running_demo() as demo:
+        family = {process.pid for process in demo.family()}
+        assert len(family) >= 5
+        demo.process.send_signal(signal.SIGKILL)
+        demo.process.wait(60)
+        await wait_until(lambda: family.isdisjoint(process.pid for process in processes()))
+
+
+async def test_kill_ends_a_worker_or_redis_and_both_come_back(wait_until):
+    with OwnServer("127.0.0.1") as server:
+        for what in ("worker", "redis"):
+            pid = server.kill(what)
+            assert pid is not None
+            await wait_until(lambda pid=pid: pid not in {process.pid for process in processes()})
+            again = []
+            await wait_until(lambda what=what, again=again: again.append(server.kill(what)) or again[-1] is not None)
+            assert again[-1] != pid
+        folder = server.folder
+        assert folder.is_dir()
+    assert not folder.exists()
