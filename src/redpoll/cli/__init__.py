@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "subscribe": ("subscribe",),
     "apps": ("app",),
     "imports": ("import",),
+    "apply": ("apply", "export"),
     "keys": ("key",),
     "tokens": ("token",),
     "history": ("history",),

@@ -28,8 +28,9 @@ _STORE_MODULES = (
 )
 
 
-def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
-    """Runs a command here if the data folder is free, else in the server that owns it. Exits with 1 on failure."""
+def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s: float = 30.0) -> Any:
+    """Runs a command here if the data folder is free, else in the server that owns it, which must answer within
+    `timeout_s`. Exits with 1 on failure."""
     from redpoll.host import datafolder
     from redpoll.ipc import command_socket
 
@@ -48,7 +49,7 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any]) -> Any:
             fail(error)
         try:
             with datafolder.as_owner(folder):
-                return command_socket.ask(command_socket.socket_path(folder), verb, args)
+                return command_socket.ask(command_socket.socket_path(folder), verb, args, timeout_s)
         except (NotADirectoryError, PermissionError):
             fail(in_use)
         except (FileNotFoundError, ConnectionRefusedError) as error:

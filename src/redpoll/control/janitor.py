@@ -114,6 +114,10 @@ class ControlJanitor:
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not written", app=app_id, reason=str(error))
 
+    def records_changed(self) -> None:
+        """Writes the directory again after a change of several records."""
+        self._ask()
+
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
         dateline.tick()

@@ -259,6 +259,7 @@ class ControlPlane:
             on_redis_back=lambda: self.fitness.report(),
         )
         records.on_change = janitor.record_changed
+        records.on_changes = janitor.records_changed
         return janitor
 
     def _counters(self, records: Records, outbox: Outbox) -> Counters:

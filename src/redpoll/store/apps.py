@@ -1,6 +1,6 @@
 """Apps and their keys in the record store. control/records/records.py decides which changes are allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from redpoll.store.schema import apps, keys
 __all__ = [
     "add",
     "add_key",
+    "add_many",
     "all_by_id",
     "enable_key",
     "find_by_id",
@@ -60,6 +61,19 @@ async def add(connection: AsyncConnection, app: App, *, given: bool = False) -> 
     await connection.execute(sa.insert(apps).values(values))
     for key in app.keys:
         await add_key(connection, app.id, key, given=given)
+
+
+async def add_many(connection: AsyncConnection, added: Sequence[App]) -> None:
+    """Adds new apps with their keys, in few statements."""
+    rows = [{"id": app.id, "name": app.name, "settings": _settings_text(app)} for app in added]
+    key_rows = [
+        {"app_id": app.id, "key": key.key, "secret": key.secret, "enabled": key.enabled, "given": False}
+        for app in added
+        for key in app.keys
+    ]
+    for table, values in ((apps, rows), (keys, key_rows)):
+        if values:
+            await connection.execute(sa.insert(table), values)
 
 
 def _settings_text(app: App) -> str:

@@ -5,6 +5,7 @@ the command line for this change, also when the dashboard made it.
 """
 
 import time
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import audit
 
-__all__ = ["COMMAND_LINE", "MAX_ROWS", "Actor", "Entry", "add", "find"]
+__all__ = ["COMMAND_LINE", "MAX_ROWS", "Actor", "Entry", "add", "add_many", "find"]
 
 # Years of what people do by hand; a week at 10 changes a minute.
 MAX_ROWS: Final = 100_000
@@ -54,7 +55,25 @@ async def add(
     """Adds an entry in the transaction of the change; `by` None, for changes by the server itself, adds none."""
     if by is None:
         return
-    values = {
+    done = await connection.execute(sa.insert(audit).values(_values(by, action, app_id, target, detail)))
+    (number,) = done.inserted_primary_key or (0,)
+    if number % _PRUNE_EVERY == 0:
+        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MAX_ROWS))
+
+
+async def add_many(
+    connection: AsyncConnection, by: Actor, action: str, changes: Iterable[tuple[str, str, str]]
+) -> None:
+    """Adds an entry for each `(app_id, target, detail)`, in one statement."""
+    rows = [_values(by, action, *change) for change in changes]
+    if rows:
+        await connection.execute(sa.insert(audit), rows)
+        newest = sa.select(sa.func.max(audit.c.number)).scalar_subquery()
+        await connection.execute(sa.delete(audit).where(audit.c.number <= newest - MAX_ROWS))
+
+
+def _values(by: Actor, action: str, app_id: str, target: str, detail: str) -> dict[str, object]:
+    return {
         "at": time.time(),
         "who": by.who[:_MAX_WORD_CHARS],
         "address": by.address[:_MAX_WORD_CHARS],
@@ -63,10 +82,6 @@ async def add(
         "target": target[:_MAX_TEXT_CHARS],
         "detail": detail[:_MAX_TEXT_CHARS],
     }
-    done = await connection.execute(sa.insert(audit).values(values))
-    (number,) = done.inserted_primary_key or (0,)
-    if number % _PRUNE_EVERY == 0:
-        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MAX_ROWS))
 
 
 async def find(

@@ -8,7 +8,7 @@ the same tables. Transactions that write run one at a time, on all machines.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -31,6 +31,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Versions",
+    "batched",
     "database_url",
     "has_version",
     "raise_version",
@@ -46,6 +47,8 @@ _STATEMENT_OF_CHANGE: Final = "5s"
 _VERSION: Final = "version"
 _VERSION_ID: Final = "version_id"
 _DIRECTORY_VERSION: Final = "directory_version"
+# SQLite and PostgreSQL bound how many values a statement may have.
+_IDS_PER_STATEMENT: Final = 1_000
 _DIRECTORY_ID: Final = "directory_id"
 # How many versions keep their ids. A control plane that is further behind reads all records.
 _KEEP_IDS: Final = 1_000
@@ -199,14 +202,14 @@ async def has_version(connection: AsyncConnection, known: Versions) -> bool:
 async def raise_version(
     connection: AsyncConnection,
     *,
-    app_id: str = "",
+    apps: Collection[str] = (),
     tokens: Collection[str] = (),
     webhooks: Collection[str] = (),
     for_workers: bool = False,
 ) -> Versions:
     """Increases the version, in the same transaction as the change of the records. Returns the new versions.
 
-    The arguments say what changed: an app or its keys, tokens and webhooks by id. `for_workers`: the directory changes
+    The arguments say what changed: apps or their keys, tokens and webhooks by id. `for_workers`: the directory changes
     too.
     """
     before = await versions(connection)
@@ -220,12 +223,18 @@ async def raise_version(
         await _put(connection, _DIRECTORY_ID, new_id)
     await connection.execute(sa.insert(changes).values(version=after.records, id=new_id))
     await connection.execute(sa.delete(changes).where(changes.c.version <= after.records - _KEEP_IDS))
-    for table, ids in ((schema.apps, (app_id,)), (schema.tokens, tokens), (schema.webhooks, webhooks)):
-        changed = [one for one in ids if one]
-        if changed:
-            await connection.execute(sa.update(table).where(table.c.id.in_(changed)).values(version=after.records))
+    for table, ids in ((schema.apps, apps), (schema.tokens, tokens), (schema.webhooks, webhooks)):
+        for some in batched(ids):
+            await connection.execute(sa.update(table).where(table.c.id.in_(some)).values(version=after.records))
     connection.info[_VERSION] = after.records
     return after
+
+
+def batched(ids: Collection[str]) -> Iterator[list[str]]:
+    """The ids in lists that one statement may name: databases bound the number of its values."""
+    listed = list(ids)
+    for at in range(0, len(listed), _IDS_PER_STATEMENT):
+        yield listed[at : at + _IDS_PER_STATEMENT]
 
 
 async def _make_shrinkable(database: Sqlite) -> None:

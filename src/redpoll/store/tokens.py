@@ -25,10 +25,10 @@ async def all_by_hash(connection: AsyncConnection, since: int | None = None) -> 
     return {token.hash: token for token in found}
 
 
-async def add(connection: AsyncConnection, token: Token) -> None:
-    values = msgspec.structs.asdict(token)
-    values["scopes"] = msgspec.json.encode(token.scopes).decode()
-    await connection.execute(sa.insert(tokens).values(values))
+async def add(connection: AsyncConnection, *added: Token) -> None:
+    rows = [msgspec.structs.asdict(token) | {"scopes": msgspec.json.encode(token.scopes).decode()} for token in added]
+    if rows:
+        await connection.execute(sa.insert(tokens), rows)
 
 
 async def revoke(connection: AsyncConnection, ids: Collection[str], now_s: float) -> None:

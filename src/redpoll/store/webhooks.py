@@ -1,6 +1,6 @@
 """Webhook endpoints in the record store. control/webhooks/endpoints.py decides which changes are allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +10,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.store import dropped
 from redpoll.store.schema import deliveries, webhooks
 
-__all__ = ["Endpoint", "add", "all_by_id", "existing", "find_by_id", "put", "remove_deleted", "set_failing_since"]
+__all__ = [
+    "Endpoint",
+    "add",
+    "add_many",
+    "all_by_id",
+    "existing",
+    "find_by_id",
+    "put",
+    "remove_deleted",
+    "set_failing_since",
+]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +90,11 @@ def _values(endpoint: Endpoint) -> dict[str, Any]:
 
 async def add(connection: AsyncConnection, endpoint: Endpoint) -> None:
     await connection.execute(sa.insert(webhooks).values(_values(endpoint)))
+
+
+async def add_many(connection: AsyncConnection, endpoints: Sequence[Endpoint]) -> None:
+    if endpoints:
+        await connection.execute(sa.insert(webhooks), [_values(endpoint) for endpoint in endpoints])
 
 
 async def put(connection: AsyncConnection, endpoint: Endpoint) -> None:

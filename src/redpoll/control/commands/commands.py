@@ -24,7 +24,7 @@ from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.history import ChannelHistory
-from redpoll.control.commands import app_import
+from redpoll.control.commands import app_apply, app_import
 from redpoll.control.commands import users as user_commands
 from redpoll.control.commands import webhooks as webhook_commands
 from redpoll.control.commands.context import Cluster, Context
@@ -47,8 +47,8 @@ log = structlog.get_logger()
 # A worker lists at most this many (worker/connection_list.py).
 _MAX_CONNECTIONS = 500
 _REDIS_ANSWERS_WITHIN_S: Final = 2.0
-# A command line has at most 2 MiB, which is somewhat more as JSON.
-_MAX_REQUEST_BYTES = 4 << 20
+# A file of `redpoll apply` has at most 16 MiB, and somewhat more as JSON.
+_MAX_REQUEST_BYTES = 32 << 20
 
 
 def app_shape(app: App) -> dict[str, Any]:
@@ -334,6 +334,7 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections kick": _connections_kick,  # {app, id} -> {socket}
     "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
     **app_import.COMMANDS,
+    **app_apply.COMMANDS,
     **debugging.COMMANDS,
     "node drain": _node_drain,  # {name, within_s} -> {name, draining}
     "node undrain": _node_undrain,  # {name} -> {name, draining}

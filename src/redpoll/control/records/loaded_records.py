@@ -34,6 +34,10 @@ def _ignore(hashes: Collection[str]) -> None:
     pass
 
 
+def _nothing() -> None:
+    pass
+
+
 def _always() -> bool:
     return True
 
@@ -41,13 +45,15 @@ def _always() -> bool:
 class Edit:
     """A change that is being made in the transaction `connection`.
 
-    Its block writes the rows and says here what changed: `app`, as memory and the directory get it, and the ids of
-    `tokens` and `webhooks`. If it sets none of these, nothing has changed. `note` adds a row to the audit log.
+    Its block writes the rows and says here what changed: `app`, or several `apps` by id, as memory and the directory
+    get them, and the ids of `tokens` and `webhooks`. If it sets none of these, nothing has changed. `note` adds a row
+    to the audit log.
     """
 
     def __init__(self, connection: AsyncConnection, by: Actor | None) -> None:
         self.connection = connection
         self.app: App | None = None
+        self.apps: Mapping[str, App] = {}
         self.tokens: Collection[str] = ()
         self.webhooks: Collection[str] = ()
         self._by = by
@@ -74,6 +80,8 @@ class LoadedRecords:
         # Takes the webhook endpoints that other control planes changed, or all of them (True).
         self.on_endpoints: Callable[[Mapping[str, Endpoint], bool], None] | None = None
         self.on_change: Callable[[str, App, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
+        # Called after a commit of this process that changed several apps.
+        self.on_changes: Callable[[], None] = _nothing
         # Takes each app that was created or changed, by another control plane too.
         self.on_put: Callable[[str, App], None] | None = None
         # Takes the hashes of tokens that were revoked, by another control plane too.
@@ -117,23 +125,22 @@ class LoadedRecords:
                     await self._catch_up(connection)
                 edit = Edit(connection, by)
                 yield edit
-                app = edit.app
-                if app is None and not edit.tokens and not edit.webhooks:
+                apps = dict(edit.apps) if edit.app is None else {edit.app.id: edit.app}
+                if not apps and not edit.tokens and not edit.webhooks:
                     return
                 stored = await raise_version(
-                    connection,
-                    app_id="" if app is None else app.id,
-                    tokens=edit.tokens,
-                    webhooks=edit.webhooks,
-                    for_workers=app is not None,
+                    connection, apps=apps, tokens=edit.tokens, webhooks=edit.webhooks, for_workers=bool(apps)
                 )
-            if app is None:
+            if not apps:
                 self.known = stored
                 return
             before = self.directory
-            self._put(app)
+            for app in apps.values():
+                self._put(app)
             self._set_versions(stored)
-            if self.on_change is not None:
+            if len(apps) > 1:
+                self.on_changes()
+            elif self.on_change is not None:
                 await self.on_change(app.id, app, before, self.directory)
 
     async def sync(self) -> bool:

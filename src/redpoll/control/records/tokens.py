@@ -22,7 +22,7 @@ from redpoll.store.audit import Actor
 from redpoll.store.errors import reason_of
 from redpoll.store.store import Store
 
-__all__ = ["TOKEN_USE_EVERY_S", "TokenRecords"]
+__all__ = ["TOKEN_USE_EVERY_S", "TokenRecords", "check_token", "new_token"]
 
 log = structlog.get_logger(__name__)
 
@@ -56,27 +56,11 @@ class TokenRecords(LoadedRecords):
 
         `lasts_s` is its lifetime in seconds, None for no end. Raises RecordError.
         """
-        check_name("a token's", name)
-        unknown = [repr(scope) for scope in scopes if scope not in SCOPES]
-        if unknown or not scopes:
-            given = ", ".join(unknown) or "nothing"
-            raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {given}")
-        if lasts_s is not None and not 0 < lasts_s <= 36_500 * 86_400:
-            raise RecordError("a token's lifetime must be more than zero and at most a hundred years")
-        plain = "rp_" + "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(40))
+        check_token(name, scopes, lasts_s)
         async with self.edit(by) as edit:
             self._app(app_id)
             now_s = self._clock()
-            token = Token(
-                id=secrets.token_hex(6),
-                app_id=app_id,
-                name=name,
-                hash=token_hash(plain),
-                prefix=plain[:_TOKEN_PREFIX_CHARS],
-                scopes=tuple(scope for scope in SCOPES if scope in scopes),
-                created_at=now_s,
-                expires_at=None if lasts_s is None else now_s + lasts_s,
-            )
+            token, plain = new_token(app_id, name, scopes, now_s, None if lasts_s is None else now_s + lasts_s)
             ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
             await token_rows.add(edit.connection, token)
             await token_rows.remove(edit.connection, [known.id for known in ended])
@@ -115,6 +99,14 @@ class TokenRecords(LoadedRecords):
         self.on_revoked([token.hash for token in revoked])
         return revoked
 
+    def take_tokens(self, added: Collection[Token], revoked: Collection[Token], now_s: float) -> None:
+        """Takes tokens into memory that an `edit` has added or revoked at `now_s`. Call it after the commit."""
+        self.tokens.update({token.hash: token for token in added})
+        for token in revoked:
+            self.tokens[token.hash] = msgspec.structs.replace(self.tokens[token.hash], revoked_at=now_s)
+        if revoked:
+            self.on_revoked([token.hash for token in revoked])
+
     def token_used(self, token: Token, now_s: float) -> None:
         """Records that a request used the token at Unix time `now_s`. It is written later, at most once a minute."""
         current = self.tokens.get(token.hash)
@@ -142,6 +134,35 @@ class TokenRecords(LoadedRecords):
         """Waits until all times of last use are written. Call it before the store is closed."""
         if self._writing_used is not None:
             await self._writing_used
+
+
+def check_token(name: str, scopes: Sequence[str], lasts_s: float | None) -> None:
+    """Checks a token that is to be created. Raises RecordError."""
+    check_name("a token's", name)
+    unknown = [repr(scope) for scope in scopes if scope not in SCOPES]
+    if unknown or not scopes:
+        given = ", ".join(unknown) or "nothing"
+        raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {given}")
+    if lasts_s is not None and not 0 < lasts_s <= 36_500 * 86_400:
+        raise RecordError("a token's lifetime must be more than zero and at most a hundred years")
+
+
+def new_token(
+    app_id: str, name: str, scopes: Sequence[str], now_s: float, expires_at: float | None
+) -> tuple[Token, str]:
+    """A new token and its plain form. Times are Unix seconds."""
+    plain = "rp_" + "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(40))
+    token = Token(
+        id=secrets.token_hex(6),
+        app_id=app_id,
+        name=name,
+        hash=token_hash(plain),
+        prefix=plain[:_TOKEN_PREFIX_CHARS],
+        scopes=tuple(scope for scope in SCOPES if scope in scopes),
+        created_at=now_s,
+        expires_at=expires_at,
+    )
+    return token, plain
 
 
 def _ended_at(token: Token) -> float:

@@ -26,12 +26,12 @@ from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["ALL", "OVERLAP_S", "Endpoints", "hooks_of", "wants"]
+__all__ = ["ALL", "MAX_ENDPOINTS", "OVERLAP_S", "Endpoints", "hooks_of", "wants"]
 
 ALL: Final = "all"
 # How long deliveries are also signed with the old secret after a rotation.
 OVERLAP_S: Final = 86_400.0
-_MAX_ENDPOINTS: Final = 50
+MAX_ENDPOINTS: Final = 50
 _MAX_PREFIXES: Final = 50
 # The letter in `App.hooks` that makes workers write outbox rows for an event.
 _LETTERS: Final = {
@@ -196,8 +196,8 @@ class Endpoints:
         if pin:
             endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
         async with self._edit(app_id, endpoint.id, by) as edit:
-            if len(self.of_app(app_id)) >= _MAX_ENDPOINTS:
-                raise RecordError(f"app {app_id} has {_MAX_ENDPOINTS} webhooks, the most that an app can have")
+            if len(self.of_app(app_id)) >= MAX_ENDPOINTS:
+                raise RecordError(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
             await endpoint_rows.add(edit.connection, endpoint)
             await edit.note("webhook create", app_id, url, ", ".join(endpoint.events))
             self._put_in_memory(endpoint)
@@ -312,6 +312,27 @@ class Endpoints:
                 del self._all[endpoint_id]
                 self._index(app_id)
             raise
+
+    @asynccontextmanager
+    async def edit_many(self, by: Actor | None) -> AsyncIterator[Edit]:
+        """A change of many apps with their endpoints. The block writes them to the store, passes the endpoints to
+        `put_many`, and sets what changed in the Edit, with the apps' hook masks. If it fails, memory is read again."""
+        try:
+            async with self._records.edit(by) as edit:
+                yield edit
+        except BaseException:
+            await self.load()
+            raise
+
+    def put_many(self, endpoints: Iterable[Endpoint]) -> None:
+        """Takes endpoints into memory, each under its app."""
+        changed = {endpoint.id: endpoint for endpoint in endpoints}
+        self._all |= changed
+        by_app: dict[str, list[Endpoint]] = {endpoint.app_id: [] for endpoint in changed.values()}
+        for endpoint in self._all.values():
+            if endpoint.app_id in by_app and endpoint.deleted_at is None:
+                by_app[endpoint.app_id].append(endpoint)
+        self._by_app |= {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
 
     def _put_in_memory(self, endpoint: Endpoint) -> None:
         self._all[endpoint.id] = endpoint

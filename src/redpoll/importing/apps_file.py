@@ -1,0 +1,414 @@
+"""Reads the file of `redpoll apply`: apps as TOML, YAML or JSON, checked for its shape.
+
+The record store's own rules (whether a key is free, a setting exists) are checked by control/commands/app_apply.py,
+which names a place in the file as a path such as `apps[3].settings.max_batch`; `AppsFile.line` finds its line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from redpoll.importing.plan import SourceError
+
+__all__ = ["FORMATS", "MAX_BYTES", "AppsFile", "Fault", "format_of", "parse", "resolve_secret"]
+
+MAX_BYTES: Final = 16 << 20
+FORMATS: Final = ("toml", "yaml", "json")
+# A YAML file may name one value many times; written out it must stay small.
+_MAX_NODES: Final = 4_000_000
+_MAX_SECRET_BYTES: Final = 4_096
+_DURATION: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class Fault(NamedTuple):
+    """What is wrong, and the path of its place: `apps[0].key`, or "" for the file."""
+
+    where: str
+    text: str
+
+
+class AppsFile(NamedTuple):
+    """`apps` as the command `app apply` takes them, if there are no `faults`. `lines` are the lines of paths."""
+
+    name: str
+    apps: list[dict[str, Any]]
+    faults: list[Fault]
+    lines: Mapping[str, int]
+
+    def line(self, where: str) -> int | None:
+        """The line of the path, or else of the nearest thing that contains it."""
+        while where:
+            if where in self.lines:
+                return self.lines[where]
+            where = re.sub(r"(\.[^.\[\]]*|\[[0-9]*\])$", "", where) if re.search(r"[.\[]", where) else ""
+        return None
+
+    def sentence(self, fault: Fault) -> str:
+        """`apps.toml:12: apps[0].key: …`."""
+        line = self.line(fault.where)
+        place = f"{self.name}:{line}" if line is not None else self.name
+        return f"{place}: {fault.where}: {fault.text}" if fault.where else f"{place}: {fault.text}"
+
+
+def format_of(name: str, text: str) -> Literal["toml", "yaml", "json"]:
+    """The format by the file's ending; without a known one by its first character."""
+    ending = Path(name).suffix.lower()
+    if ending in (".yaml", ".yml"):
+        return "yaml"
+    if ending == ".json" or (ending != ".toml" and text.lstrip().startswith("{")):
+        return "json"
+    return "toml"
+
+
+def parse(name: str, content: bytes, kind: str | None, secret_of: Callable[[str], str], now_s: float) -> AppsFile:
+    """Reads the file. `kind` is one of FORMATS, None to recognise it. `secret_of(text)` returns the secret that a text
+    of the file stands for, and raises ValueError. Raises SourceError if the file can't be read at all."""
+    if len(content) > MAX_BYTES:
+        raise SourceError(f"{name}: more than {MAX_BYTES >> 20} MiB, the most that a file may have")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SourceError(f"{name}: not a text in UTF-8") from None
+    faults: list[Fault] = []
+    lines: dict[str, int] = {}
+    read = {"toml": _read_toml, "yaml": _read_yaml, "json": _read_json}[kind or format_of(name, text)]
+    try:
+        data = read(text, lines, faults)
+    except RecursionError:
+        raise SourceError(f"{name}: values are nested too deeply") from None
+    except SourceError as error:
+        raise SourceError(f"{name}{error}") from None
+    apps = _Checker(faults, secret_of, now_s).apps(data)
+    return AppsFile(name, apps, faults, lines)
+
+
+def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
+    """`env:NAME` is the content of a variable, `file:PATH` that of a file without the end of its last line; any other
+    text is the secret. Raises ValueError."""
+    if text.startswith("env:"):
+        value = environment.get(text[4:])
+        if not value:
+            raise ValueError(f"the environment has no variable {text[4:]}")
+        return value
+    if text.startswith("file:"):
+        path = Path(text[5:])
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MAX_SECRET_BYTES + 1)
+            if len(content) > _MAX_SECRET_BYTES:
+                raise ValueError(f"{path} is too large for a secret")
+            value = content.decode().rstrip("\r\n")
+        except OSError as error:
+            raise ValueError(f"{path} can't be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not a text in UTF-8") from None
+        if not value:
+            raise ValueError(f"{path} is empty")
+        return value
+    return text
+
+
+# -- formats: each returns the document and fills `lines`
+
+
+def _read_toml(text: str, lines: dict[str, int], _faults: list[Fault]) -> Any:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        raise SourceError(f"{':' + line[1] if line else ''}: not valid TOML: {error}") from None
+    _lines_of_toml(text, lines)
+    return data
+
+
+_TOML_TABLE: Final = re.compile(r"\s*\[(\[)?\s*([A-Za-z0-9_.\- ]+?)\s*\]")
+_TOML_NAME: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
+
+
+def _lines_of_toml(text: str, lines: dict[str, int]) -> None:
+    """The lines of tables and of the names in them. Values in one line have the line of their name."""
+    counts: dict[str, int] = {}
+    here = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if (table := _TOML_TABLE.match(line)) is not None:
+            here = ""
+            parts = [part.strip() for part in table[2].split(".")]
+            for at, part in enumerate(parts):
+                here = f"{here}.{part}" if here else part
+                if at == len(parts) - 1 and table[1]:
+                    counts[here] = counts.get(here, -1) + 1
+                if here in counts:
+                    here = f"{here}[{counts[here]}]"
+            lines.setdefault(here, number)
+        elif (name := _TOML_NAME.match(line)) is not None:
+            lines.setdefault(f"{here}.{name[1]}" if here else name[1], number)
+
+
+def _read_json(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            faults.append(Fault("", f"an object has the name {twice!r} twice"))
+        return found
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique)
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise SourceError(f"{line}: not valid JSON: {error}") from None
+    _lines_of_json(text, lines)
+    return data
+
+
+def _lines_of_json(text: str, lines: dict[str, int]) -> None:
+    """The line of each app. The text is valid JSON."""
+    start = re.search(r'"apps"\s*:\s*\[\s*', text)
+    if start is None:
+        return
+    decoder, at, line, counted, number = json.JSONDecoder(), start.end(), 1, 0, 0
+    while at < len(text) and text[at] not in "]":
+        line += text.count("\n", counted, at)
+        counted = at
+        lines[f"apps[{number}]"] = line
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except ValueError:
+            return
+        following = re.compile(r"\s*,?\s*").match(text, end)
+        at = following.end() if following is not None else len(text)
+        number += 1
+
+
+def _read_yaml(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise SourceError(": YAML needs PyYAML: pip install 'redpoll[yaml]', or write TOML or JSON") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else _Yaml(loader, lines, faults).value(node, "")
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise SourceError(f"{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    finally:
+        loader.dispose()
+
+
+class _Yaml:
+    """Turns nodes into values, with the line of each."""
+
+    def __init__(self, loader: Any, lines: dict[str, int], faults: list[Fault]) -> None:
+        self._loader = loader
+        self._lines = lines
+        self._faults = faults
+        self._left = _MAX_NODES
+
+    def value(self, node: Any, path: str) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise SourceError(f": its aliases stand for more than {_MAX_NODES} values")
+        self._lines[path] = node.start_mark.line + 1
+        if node.id == "sequence":
+            return [self.value(one, f"{path}[{number}]") for number, one in enumerate(node.value)]
+        if node.id == "mapping":
+            found: dict[str, Any] = {}
+            for name_node, value_node in node.value:
+                name = str(name_node.value) if name_node.id == "scalar" else "?"
+                where = f"{path}.{name}" if path else name
+                if name in found:
+                    self._faults.append(Fault(where, "this name is here twice"))
+                found[name] = self.value(value_node, where)
+                self._lines[where] = name_node.start_mark.line + 1
+            return found
+        return self._loader.construct_object(node)
+
+
+# -- the shape
+
+_APP: Final = {
+    "id": str,
+    "name": str,
+    "key": str,
+    "secret": str,
+    "keys": list,
+    "settings": dict,
+    "history": list,
+    "webhooks": list,
+    "tokens": list,
+}
+_LISTS: Final[dict[str, dict[str, type]]] = {
+    "keys": {"key": str, "secret": str, "enabled": bool},
+    "history": {
+        "prefix": str,
+        "channel": str,
+        "keep": int,
+        "seconds": int,
+        "replay": int,
+        "replay_seconds": int,
+        "client_events": bool,
+    },
+    "webhooks": {"url": str, "events": list, "format": str, "channels": list, "secret": str, "enabled": bool},
+    "tokens": {"name": str, "scopes": list, "expires": str},
+}
+_REQUIRED: Final = {"keys": ("key",), "history": ("keep",), "webhooks": ("url",), "tokens": ("name", "scopes")}
+_KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
+
+
+class _Checker:
+    """Collects faults, and returns what is right."""
+
+    def __init__(self, faults: list[Fault], secret_of: Callable[[str], str], now_s: float) -> None:
+        self._faults = faults
+        self._secret_of = secret_of
+        self._now_s = now_s
+
+    def apps(self, data: Any) -> list[dict[str, Any]]:
+        if not isinstance(data, dict):
+            self._fault("", "the file must have a list `apps`")
+            return []
+        for name in data:
+            if name != "apps":
+                self._fault(str(name), "unknown; the file has a list `apps` and nothing else")
+        listed = data.get("apps")
+        if not isinstance(listed, list):
+            self._fault("apps" if "apps" in data else "", "the file must have a list `apps`")
+            return []
+        apps = [self._app(app, f"apps[{number}]") for number, app in enumerate(listed)]
+        self._duplicates(apps)
+        return apps
+
+    def _fault(self, where: str, text: str) -> None:
+        self._faults.append(Fault(where, text))
+
+    def _duplicates(self, apps: list[dict[str, Any]]) -> None:
+        ids: dict[str, int] = {}
+        keys: dict[str, str] = {}
+        for number, app in enumerate(apps):
+            other = ids.setdefault(app["id"], number)
+            if app["id"] and other != number:
+                self._fault(f"apps[{number}].id", f"the id {app['id']} is that of apps[{other}] too")
+            for at, key in enumerate(app["keys"]):
+                owner = keys.setdefault(key["key"], f"apps[{number}].keys[{at}]")
+                if key["key"] and owner != f"apps[{number}].keys[{at}]":
+                    place = f"apps[{number}].key" if app["one_key"] else f"apps[{number}].keys[{at}]"
+                    self._fault(place, f"the key {key['key']} is here twice")
+
+    def _app(self, app: Any, path: str) -> dict[str, Any]:
+        found = self._table(app, _APP, path)
+        if "id" not in found:
+            self._fault(path, "an app needs an id")
+        if "keys" in found and ("key" in found or "secret" in found):
+            self._fault(f"{path}.keys", "give either key and secret, or keys")
+        lists = {name: self._list(name, found.get(name, []), f"{path}.{name}") for name in _LISTS}
+        keys = lists["keys"]
+        if "keys" not in found and ("key" in found or "secret" in found):
+            keys = [{"key": found.get("key", ""), "enabled": True, **self._with_secret(found, path)}]
+        for rule, where in _each(lists["history"], f"{path}.history"):
+            if ("prefix" in rule) == ("channel" in rule):
+                self._fault(where, "a rule has either prefix or channel")
+        return {
+            "id": found.get("id", ""),
+            "name": found.get("name"),
+            "one_key": "keys" not in found,
+            "keys": keys,
+            "settings": self._settings(found.get("settings", {}), f"{path}.settings"),
+            "history": [_rule(rule) for rule in lists["history"]],
+            "webhooks": lists["webhooks"],
+            "tokens": lists["tokens"],
+        }
+
+    def _table(self, value: Any, fields: Mapping[str, type], path: str) -> dict[str, Any]:
+        """The fields that have the right type."""
+        if not isinstance(value, dict):
+            self._fault(path, f"must be a table with some of {', '.join(fields)}")
+            return {}
+        found = {}
+        for name, content in value.items():
+            kind = fields.get(name)
+            where = f"{path}.{name}"
+            if name in ("id", "key", "expires") and isinstance(content, int | date) and not isinstance(content, bool):
+                # 1234567 and 2030-01-01 are written without quotes.
+                content = content.isoformat() if isinstance(content, date) else str(content)
+            if kind is None:
+                self._fault(where, f"unknown; there are {', '.join(fields)}")
+            elif not isinstance(content, kind) or (kind is int and isinstance(content, bool)):
+                self._fault(where, f"must be {_KINDS[kind]}")
+            else:
+                found[name] = content
+        return found
+
+    def _list(self, name: str, values: list[Any], path: str) -> list[dict[str, Any]]:
+        rows = []
+        for value, where in _each(values, path):
+            row = self._table(value, _LISTS[name], where)
+            for needed in _REQUIRED[name]:
+                if isinstance(value, dict) and needed not in value:
+                    self._fault(where, f"needs {needed}")
+                row.setdefault(needed, [] if _LISTS[name][needed] is list else "")
+            for field in ("events", "channels", "scopes"):
+                if not all(isinstance(word, str) for word in row.get(field, ())):
+                    self._fault(f"{where}.{field}", "must be a list of texts")
+                    row[field] = []
+            rows.append({**row, **self._with_secret(row, where)})
+            if name == "tokens":
+                rows[-1]["expires_at"] = self._expiry(rows[-1].pop("expires", None), f"{where}.expires")
+        return rows
+
+    def _with_secret(self, row: dict[str, Any], path: str) -> dict[str, str]:
+        """`{secret}` if the row has one that can be read."""
+        if "secret" not in row:
+            return {}
+        try:
+            return {"secret": self._secret_of(row["secret"])}
+        except ValueError as error:
+            self._fault(f"{path}.secret", str(error))
+            return {"secret": ""}
+
+    def _expiry(self, text: str | None, path: str) -> float | None:
+        """Unix seconds of `90d` or of a date; None: never."""
+        if text is None:
+            return None
+        if (lasts := _DURATION.fullmatch(text)) is not None:
+            return self._now_s + timedelta(seconds=int(lasts[1]) * _SECONDS[lasts[2]]).total_seconds()
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            self._fault(path, f"must be a number followed by s, m, h or d, or a date such as 2030-01-31, not {text!r}")
+            return None
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+
+    def _settings(self, settings: dict[str, Any], path: str) -> dict[str, str]:
+        """Each setting as a text for `parse_setting`."""
+        found = {}
+        for name, value in settings.items():
+            if isinstance(value, list) and all(isinstance(word, str) for word in value):
+                found[name] = ",".join(value)
+            elif isinstance(value, bool):
+                found[name] = str(value).lower()
+            elif isinstance(value, str | int | float):
+                found[name] = str(value)
+            else:
+                self._fault(f"{path}.{name}", "must be a text, a number, true or false, or a list of texts")
+        return found
+
+
+def _each(values: list[Any], path: str) -> list[tuple[Any, str]]:
+    return [(value, f"{path}[{number}]") for number, value in enumerate(values)]
+
+
+def _rule(row: dict[str, Any]) -> dict[str, Any]:
+    """A history rule with the fields of protocol.apps.HistoryRule but `id`."""
+    rule = {name: value for name, value in row.items() if name not in ("prefix", "channel", "keep")}
+    keep = row["keep"] if isinstance(row["keep"], int) else 0
+    return {**rule, "keep": keep, "name": row.get("prefix", row.get("channel", "")), "prefix": "prefix" in row}
