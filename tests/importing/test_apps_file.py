@@ -124,6 +124,8 @@ def test_secrets_come_from_files(tmp_path):
         ("a.json", '{"apps": [\n{]}', r"a\.json:2: not valid JSON"),
         ("a.yaml", "apps:\n  - id: [", r"a\.yaml:3: not valid YAML"),
         ("a.json", "[" * 100_000, r"nested too deeply|not valid JSON"),
+        ("a.toml", f"a = {'1' * 5000}", "not valid TOML"),
+        ("a.json", '{"apps": [{"id": "\\ud800"}]}', "half of a surrogate pair"),
         ("a.toml", "x" * (apps_file.MAX_BYTES + 1), "more than 16 MiB"),
     ],
 )

@@ -46,7 +46,7 @@ async def fill(store: Store) -> None:
         await accounts.add(connection, user)
         await accounts.add_session(connection, "s", "vera", 2.0)
         await audit.add(connection, audit.Actor("vera", "::1"), "did")
-        await raise_version(connection, app_id="7", tokens=("t",), webhooks=("e",), for_workers=True)
+        await raise_version(connection, apps=("7",), tokens=("t",), webhooks=("e",), for_workers=True)
 
 
 async def rows_of(store: Store) -> dict[str, list]:

@@ -20,8 +20,9 @@ __all__ = ["FORMATS", "MAX_BYTES", "AppsFile", "Fault", "format_of", "parse", "r
 
 MAX_BYTES: Final = 16 << 20
 FORMATS: Final = ("toml", "yaml", "json")
-# A YAML file may name one value many times; written out it must stay small.
-_MAX_NODES: Final = 4_000_000
+# A YAML file may name one value many times. So many values may be repeated, counting what is in them.
+_MAX_REPEATED: Final = 100_000
+_MAX_NUMBER: Final = 10**12
 _MAX_SECRET_BYTES: Final = 4_096
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -81,6 +82,9 @@ def parse(name: str, content: bytes, kind: str | None, secret_of: Callable[[str]
     read = {"toml": _read_toml, "yaml": _read_yaml, "json": _read_json}[kind or format_of(name, text)]
     try:
         data = read(text, lines, faults)
+        json.dumps(data, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{name}: a text has half of a surrogate pair, which is no character") from None
     except RecursionError:
         raise SourceError(f"{name}: values are nested too deeply") from None
     except SourceError as error:
@@ -96,6 +100,8 @@ def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
         value = environment.get(text[4:])
         if not value:
             raise ValueError(f"the environment has no variable {text[4:]}")
+        if not value.isprintable():
+            raise ValueError(f"the variable {text[4:]} has characters that no secret may have")
         return value
     if text.startswith("file:"):
         path = Path(text[5:])
@@ -121,7 +127,7 @@ def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
 def _read_toml(text: str, lines: dict[str, int], _faults: list[Fault]) -> Any:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         line = re.search(r"at line (\d+)", str(error))
         raise SourceError(f"{':' + line[1] if line else ''}: not valid TOML: {error}") from None
     _lines_of_toml(text, lines)
@@ -197,7 +203,7 @@ def _read_yaml(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
     try:
         node = loader.get_single_node()
         return None if node is None else _Yaml(loader, lines, faults).value(node, "")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise SourceError(f"{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
@@ -212,12 +218,14 @@ class _Yaml:
         self._loader = loader
         self._lines = lines
         self._faults = faults
-        self._left = _MAX_NODES
+        self._seen: set[int] = set()
+        self._repeated = 0
 
     def value(self, node: Any, path: str) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise SourceError(f": its aliases stand for more than {_MAX_NODES} values")
+        self._repeated += id(node) in self._seen
+        self._seen.add(id(node))
+        if self._repeated > _MAX_REPEATED:
+            raise SourceError(f": its aliases stand for more than {_MAX_REPEATED} values")
         self._lines[path] = node.start_mark.line + 1
         if node.id == "sequence":
             return [self.value(one, f"{path}[{number}]") for number, one in enumerate(node.value)]
@@ -342,7 +350,7 @@ class _Checker:
                 content = content.isoformat() if isinstance(content, date) else str(content)
             if kind is None:
                 self._fault(where, f"unknown; there are {', '.join(fields)}")
-            elif not isinstance(content, kind) or (kind is int and isinstance(content, bool)):
+            elif not isinstance(content, kind) or (kind is int and not _is_number(content)):
                 self._fault(where, f"must be {_KINDS[kind]}")
             else:
                 found[name] = content
@@ -401,6 +409,10 @@ class _Checker:
             else:
                 self._fault(f"{path}.{name}", "must be a text, a number, true or false, or a list of texts")
         return found
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 
 
 def _each(values: list[Any], path: str) -> list[tuple[Any, str]]:

@@ -6,6 +6,8 @@ tokens removed, and other settings get their defaults.
 
 from __future__ import annotations
 
+import hmac
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,6 +24,9 @@ from redpoll.protocol.tokens import Token
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["AppPlan", "Wanted"]
+
+
+_WEBHOOK_SECRET = re.compile(r"[!-~]{1,64}").fullmatch
 
 
 class WantedKey(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,7 +135,13 @@ class AppPlan:
                 continue
             after = Key(key=one.key, secret=own.secret if one.secret is None else one.secret, enabled=one.enabled)
             if after != own:
-                what = "another secret" if after.secret != own.secret else "enabled" if one.enabled else "disabled"
+                what = (
+                    "another secret"
+                    if not _same(after.secret, own.secret)
+                    else "enabled"
+                    if one.enabled
+                    else "disabled"
+                )
                 self._change_key(known, after, what)
         if self._prune and wanted:
             named = {one.key for one in wanted}
@@ -207,6 +218,10 @@ class AppPlan:
             fault = url_fault(wanted)
             if fault is not None:
                 self.faults.append((f"webhooks[{number}]", fault))
+            if wanted.secret is not None and not _WEBHOOK_SECRET(wanted.secret):
+                self.faults.append(
+                    (f"webhooks[{number}].secret", "a webhook's secret must have 1 to 64 letters and signs")
+                )
             same = left.get(wanted.url)
             endpoint = self._changed_endpoint(same.pop(0), wanted) if same else self._new_endpoint(wanted)
             after[endpoint.id] = endpoint
@@ -258,7 +273,7 @@ class AppPlan:
             values["format"] = wanted.format
         if own.enabled != wanted.enabled:
             values["disabled_at"] = None if wanted.enabled else self._now_s
-        if wanted.secret is not None and wanted.secret != own.secret:
+        if wanted.secret is not None and not _same(wanted.secret, own.secret):
             values |= {
                 "secret": wanted.secret,
                 "previous_secret": own.secret,
@@ -301,6 +316,10 @@ class AppPlan:
                 if token.name not in named:
                     self.revoked_tokens.append(token)
                     self.changes.append(f"token {token.name}: revoked")
+
+
+def _same(secret: str, other: str) -> bool:
+    return hmac.compare_digest(secret.encode(), other.encode())
 
 
 def _new_id(taken: set[str]) -> str:
