@@ -37,8 +37,7 @@ _COMMANDS: Final = {
     "usage": ("usage",),
     "nodes": ("node", "balance"),
     "backup": ("backup", "restore"),
-    "store": ("store",),
-    "migrate": ("migrate",),
+    "store": ("store", "migrate"),
     "doctor": ("doctor",),
     "tools": ("openapi", "completion"),
 }

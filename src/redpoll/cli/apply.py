@@ -19,7 +19,7 @@ from redpoll.config import config
 if TYPE_CHECKING:
     from redpoll.importing.apps_file import AppsFile
 
-__all__ = ["COMMANDS"]
+__all__ = ["apply", "export"]
 
 # Ten thousand apps take some seconds; a busy machine may need more.
 _ANSWERS_WITHIN_S: Final = 600.0
@@ -172,6 +172,3 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(map(_toml, value)) + "]"
     # JSON's texts, numbers and booleans are valid TOML.
     return json_text.compact(value).decode()
-
-
-COMMANDS = (apply, export)

@@ -153,10 +153,7 @@ def _finish(context: Context, webhooks: Webhooks, changed: Iterable[AppPlan], no
     added = [token for plan in changed for token in plan.added_tokens]
     revoked = [token for plan in changed for token in plan.revoked_tokens]
     context.records.take_tokens(added, revoked, now_s)
-    if webhooks.endpoints.on_change is not None:
-        for plan in changed:
-            for endpoint in plan.changed_endpoints:
-                webhooks.endpoints.on_change(endpoint)
+    webhooks.endpoints.committed(endpoint for plan in changed for endpoint in plan.changed_endpoints)
 
 
 async def _discard(webhooks: Webhooks, changed: Iterable[AppPlan]) -> None:

@@ -334,6 +334,12 @@ class Endpoints:
                 by_app[endpoint.app_id].append(endpoint)
         self._by_app |= {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
 
+    def committed(self, endpoints: Iterable[Endpoint]) -> None:
+        """Call it after the commit of `edit_many`, with the endpoints that existed before: their deliveries wait for
+        other values now."""
+        for endpoint in endpoints:
+            self._on_change(endpoint)
+
     def _put_in_memory(self, endpoint: Endpoint) -> None:
         self._all[endpoint.id] = endpoint
         self._index(endpoint.app_id)
