@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -40,7 +41,7 @@ def running_demo(*words: str) -> Iterator[Demo]:
             text=True,
             # Its Ctrl-C isn't ours.
             start_new_session=True,
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": folder, "TMPDIR": folder},
+            env={"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder},
         )
         try:
             assert process.stdout is not None

@@ -28,7 +28,7 @@ __all__ = ["KEEP", "KEEP_S", "RULES", "STOPS", "OwnServer", "ServerError"]
 
 # The signals that end the demo.
 STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_READY_WITHIN_S: Final = 60.0
+_READY_WITHIN_S: Final = 120.0
 _STOPPED_WITHIN_S: Final = 10.0
 _READY_LINE: Final = re.compile(r"^ready public=\S+:(\d+) control=(\S+)", re.MULTILINE)
 _WORKERS: Final = 2
