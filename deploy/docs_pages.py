@@ -40,6 +40,8 @@ INCLUDED: Final = {
     "src/redpoll/protocol/README.md": "protocol",
     "bench/README.md": "benchmarks",
     "MATRIX.md": "matrix",
+    "CHANGELOG.md": "changelog",
+    ".github/SECURITY.md": "reporting",
 }
 
 # Headings of the page of metrics, and how the names below them begin, without `redpoll_`. The first match counts.
