@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import posixpath
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,8 @@ _METRICS_HEAD: Final = """# Metrics
 
 Workers report every 5 s. The label `worker` is a worker's name, which is new after each restart, or `control` for the
 control plane. So sum rates over it: `sum(rate(redpoll_frames_written_total[5m]))`. A counter ends in `_total` and
-starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`.
+starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`. In brackets: the type
+and the labels.
 """
 _SETTINGS_HEAD: Final = """# Settings
 
@@ -85,20 +87,22 @@ choose an app, and the exit codes.
 
 
 def metrics_page() -> str:
-    """The page of all metrics: name, type, labels and meaning, in groups."""
+    """The page of all metrics: name, type and labels in brackets, meaning; in groups."""
     groups = defaultdict(list)
     for metric in catalog():
         name = metric.name + ("_total" if metric.type == "counter" else "")
         heading = next(head for head, starts in _GROUPS if name.removeprefix("redpoll_").startswith(starts))
-        groups[heading].append(f"| `{name}` | {metric.type} | {_labels_of(metric)} | {metric.documentation} |")
+        labels = _labels_of(metric)
+        about = f"{metric.type}; {labels}" if labels else metric.type
+        groups[heading].append(_item(f"- `{name}` ({about}): {metric.documentation}"))
     parts = [_METRICS_HEAD]
     for heading, _ in _GROUPS:
-        parts.append(
-            "\n".join(
-                [f"## {heading}\n", "| metric | type | labels | meaning |", "|---|---|---|---|", *groups[heading], ""]
-            )
-        )
+        parts.append("\n".join([f"## {heading}\n", *groups[heading], ""]))
     return "\n".join(parts)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _labels_of(metric: Metric) -> str:

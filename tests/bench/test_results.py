@@ -16,10 +16,10 @@ def test_pages_show_the_results():
 
 def test_changed_figure_changes_the_page():
     results = render.read_results()
-    page = render.PAGES[0].read_text()
+    page = render.PAGES[1].read_text()
     results["bus"]["figures"]["per_s"] = 123_000_000_000  # more than any machine gives
-    assert "123,000,000,000/s" in render.rendered(page, results)
-    assert "123,000,000,000/s" not in page
+    assert "123,000,000,000" in render.rendered(page, results)
+    assert "123,000,000,000" not in page
 
 
 def test_every_result_says_when_where_and_how():
