@@ -262,9 +262,41 @@ def on_files(files: Files, config: MkDocsConfig, **more: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **more: Any) -> str:
+    """Makes the links, and keeps the text: the site serves it beside the page, for programs that read Markdown."""
     sources = {f"{name}.md": path for path, name in INCLUDED.items()}
-    return rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
+    text = rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
+    file = Path(config.site_dir) / page.file.src_uri
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return text
+
+
+def on_post_build(config: MkDocsConfig, **more: Any) -> None:
+    """Writes llms.txt (llmstxt.org): every page's Markdown, with its first sentence."""
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text(llms(config.site_description or "", config.nav or [], site))
+
+
+def llms(about: str, nav: list[dict[str, Any]], site: Path) -> str:
+    """The text of llms.txt. `nav` is the navigation of mkdocs.yml; `site` has each page's Markdown."""
+    lines = ["# redpoll", "", f"> {about}", ""]
+    for entry in nav:
+        for title, pages in entry.items():
+            lines += [f"## {title}", ""]
+            for page in pages if isinstance(pages, list) else [{title: pages}]:
+                ((name, path),) = page.items()
+                lines.append(f"- [{name}]({path}): {_first_sentence((site / path).read_text())}")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _first_sentence(markdown: str) -> str:
+    """Of the first paragraph below the title, without its links."""
+    paragraphs = _FENCED.sub("", markdown).split("\n\n")
+    text = next((text for text in paragraphs if re.match(r"[\w*`\[]", text) and not text.startswith("- ")), "")
+    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
+    return re.split(r"(?<=[\w`)*]{2}[.:])\s", plain, maxsplit=1)[0].rstrip(":")
 
 
 def on_post_page(output: str, **more: Any) -> str:

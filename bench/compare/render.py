@@ -6,7 +6,8 @@ bench/results.
 
 A result is what a bench writes with `--json` (results.py describes its form). To renew a figure, run the command that
 its row shows, with `--json bench/results/NAME.json`, and then this. A table is the text between
-`<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand.
+`<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand. plots.py has the
+plots, which are written with the tables (and need matplotlib).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from bench.compare import plots
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -492,6 +495,12 @@ def rendered(text: str, results: dict[str, Result]) -> str:
     return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]](results)}{found[4]}", text)
 
 
+def is_current(name: str, results: dict[str, Result]) -> bool:
+    """Whether a plot shows these results."""
+    path = plots.FOLDER / f"{name}.svg"
+    return path.exists() and plots.digest_of(name, results) in path.read_text()
+
+
 def main() -> None:
     results = read_results()
     stale = []
@@ -502,6 +511,13 @@ def main() -> None:
             stale.append(page.relative_to(ROOT).as_posix())
             if "--check" not in sys.argv:
                 page.write_text(new)
+    for name in plots.PLOTS:
+        path = plots.FOLDER / f"{name}.svg"
+        if not is_current(name, results):
+            stale.append(path.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv:
+                plots.FOLDER.mkdir(exist_ok=True)
+                path.write_text(plots.svg(name, results))
     if "--check" in sys.argv and stale:
         sys.exit(f"{', '.join(stale)} don't match bench/results: run python -m bench.compare.render")
 

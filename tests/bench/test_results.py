@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from bench.compare import render
+from bench.compare import plots, render
 
 
 def test_pages_show_the_results():
@@ -12,6 +12,18 @@ def test_pages_show_the_results():
         text = page.read_text()
         assert "<!-- figures: " in text, f"{page} has no table of figures"
         assert render.rendered(text, results) == text, f"{page} is out of date: run python -m bench.compare.render"
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_plots_show_the_results(name):
+    assert render.is_current(name, render.read_results()), "run python -m bench.compare.render"
+    assert f"figures/{name}.svg" in (render.ROOT / "bench" / "README.md").read_text()
+
+
+def test_plot_is_drawn_for_light_and_dark():
+    drawn = plots.svg("memory", render.read_results())
+    assert "prefers-color-scheme: dark" in drawn
+    assert "a worker's bytes for each" in drawn
 
 
 def test_changed_figure_changes_the_page():

@@ -73,6 +73,10 @@ def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
     protocol = (tmp_path / "protocol" / "index.html").read_text()
     # A citation of a heading, and the anchor that it leads to.
     assert 'href="#close-codes"' in protocol or 'id="close-codes"' in protocol
+    # Each page's Markdown is there too, and llms.txt lists them all.
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.md)\): \S", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    assert {path.removesuffix(".md") for path in listed} == pages
+    assert all((tmp_path / path).read_text().startswith("# ") for path in listed)
     # Nothing is loaded from elsewhere.
     assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', protocol)
 
