@@ -102,8 +102,11 @@ def _metrics() -> Iterator[tuple[str, str]]:
 
 def _commands(command: click.Command, words: str) -> Iterator[tuple[str, str]]:
     if isinstance(command, click.Group):
-        for name, child in sorted(command.commands.items()):
-            if not child.hidden:
+        # Commands may be loaded when they are asked for.
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):
+            child = command.get_command(context, name)
+            if child is not None and not child.hidden:
                 yield from _commands(child, f"{words} {name}")
         return
     arguments = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
