@@ -13,7 +13,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/redpoll
 WORKDIR /source
-COPY pyproject.toml setup.py MANIFEST.in README.md ./
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY deploy/requirements.lock deploy/requirements-build.lock ./
 COPY ext ext
 COPY src src
@@ -49,6 +49,10 @@ RUN dpkg --purge --force-all \
 FROM scratch
 # hadolint ignore=DL3067
 COPY --from=root / /
+LABEL org.opencontainers.image.title="redpoll" \
+      org.opencontainers.image.description="A self-hosted real-time messaging server, wire-compatible with Pusher Channels" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.vendor="the redpoll authors"
 # The control port has the dashboard and the metrics: publish it on a private address only.
 ENV PATH=/opt/redpoll/bin:/usr/local/bin:/usr/sbin:/usr/bin \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import posixpath
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,8 @@ INCLUDED: Final = {
     "src/redpoll/protocol/README.md": "protocol",
     "bench/README.md": "benchmarks",
     "MATRIX.md": "matrix",
+    "CHANGELOG.md": "changelog",
+    ".github/SECURITY.md": "reporting",
 }
 
 # Headings of the page of metrics, and how the names below them begin, without `redpoll_`. The first match counts.
@@ -67,7 +70,8 @@ _METRICS_HEAD: Final = """# Metrics
 
 Workers report every 5 s. The label `worker` is a worker's name, which is new after each restart, or `control` for the
 control plane. So sum rates over it: `sum(rate(redpoll_frames_written_total[5m]))`. A counter ends in `_total` and
-starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`.
+starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`. In brackets: the type
+and the labels.
 """
 _SETTINGS_HEAD: Final = """# Settings
 
@@ -83,20 +87,22 @@ choose an app, and the exit codes.
 
 
 def metrics_page() -> str:
-    """The page of all metrics: name, type, labels and meaning, in groups."""
+    """The page of all metrics: name, type and labels in brackets, meaning; in groups."""
     groups = defaultdict(list)
     for metric in catalog():
         name = metric.name + ("_total" if metric.type == "counter" else "")
         heading = next(head for head, starts in _GROUPS if name.removeprefix("redpoll_").startswith(starts))
-        groups[heading].append(f"| `{name}` | {metric.type} | {_labels_of(metric)} | {metric.documentation} |")
+        labels = _labels_of(metric)
+        about = f"{metric.type}; {labels}" if labels else metric.type
+        groups[heading].append(_item(f"- `{name}` ({about}): {metric.documentation}"))
     parts = [_METRICS_HEAD]
     for heading, _ in _GROUPS:
-        parts.append(
-            "\n".join(
-                [f"## {heading}\n", "| metric | type | labels | meaning |", "|---|---|---|---|", *groups[heading], ""]
-            )
-        )
+        parts.append("\n".join([f"## {heading}\n", *groups[heading], ""]))
     return "\n".join(parts)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _labels_of(metric: Metric) -> str:
@@ -256,9 +262,41 @@ def on_files(files: Files, config: MkDocsConfig, **more: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **more: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **more: Any) -> str:
+    """Makes the links, and keeps the text: the site serves it beside the page, for programs that read Markdown."""
     sources = {f"{name}.md": path for path, name in INCLUDED.items()}
-    return rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
+    text = rewritten(markdown, sources.get(page.file.src_uri, f"{DOCS}/{page.file.src_uri}"))
+    file = Path(config.site_dir) / page.file.src_uri
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return text
+
+
+def on_post_build(config: MkDocsConfig, **more: Any) -> None:
+    """Writes llms.txt (llmstxt.org): every page's Markdown, with its first sentence."""
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text(llms(config.site_description or "", config.nav or [], site))
+
+
+def llms(about: str, nav: list[dict[str, Any]], site: Path) -> str:
+    """The text of llms.txt. `nav` is the navigation of mkdocs.yml; `site` has each page's Markdown."""
+    lines = ["# redpoll", "", f"> {about}", ""]
+    for entry in nav:
+        for title, pages in entry.items():
+            lines += [f"## {title}", ""]
+            for page in pages if isinstance(pages, list) else [{title: pages}]:
+                ((name, path),) = page.items()
+                lines.append(f"- [{name}]({path}): {_first_sentence((site / path).read_text())}")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _first_sentence(markdown: str) -> str:
+    """Of the first paragraph below the title, without its links."""
+    paragraphs = _FENCED.sub("", markdown).split("\n\n")
+    text = next((text for text in paragraphs if re.match(r"[\w*`\[]", text) and not text.startswith("- ")), "")
+    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
+    return re.split(r"(?<=[\w`)*]{2}[.:])\s", plain, maxsplit=1)[0].rstrip(":")
 
 
 def on_post_page(output: str, **more: Any) -> str:

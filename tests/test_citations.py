@@ -16,7 +16,7 @@ from redpoll.control.observe.metrics import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = {".c", ".html", ".js", ".lua", ".md", ".mjs", ".pxd", ".py", ".pyi", ".pyx", ".service", ".toml"}
-FOLDERS = ("src", "ext", "tests", "bench", "deploy")
+FOLDERS = (".github", "src", "ext", "tests", "bench", "deploy")
 
 # Packages that still cite pages from outside the repository, and pages that are cited before they are written.
 # Remove an entry as soon as the tests below say that it has nothing left to allow.

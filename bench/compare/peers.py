@@ -20,7 +20,7 @@ import os
 import socket
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.arguments import parser_of
@@ -36,6 +36,7 @@ PACES = (20, 100)
 CONNECTIONS = 10_000
 WARM = 100
 PUBLISHERS = 64
+PARTS = ("deliveries", "latency", "connections", "publishes")
 
 
 @contextlib.contextmanager
@@ -57,15 +58,24 @@ def started(names: list[str], core: int) -> Iterator[dict[str, Address]]:
 class Peers:
     """The client's side of all measurements."""
 
-    def __init__(self, client: Client, folder: Path, core: int, seconds: float) -> None:
-        self.client, self.folder, self.core, self.seconds = client, folder, core, seconds
+    def __init__(self, client: Client, folder: Path, core: int, seconds: float, only: list[str]) -> None:
+        self.client, self.folder, self.core, self.seconds, self.only = client, folder, core, seconds, only
         self.hammer = compiled("hammer.c", folder / "hammer")
 
     def measure(self, address: Address) -> dict[str, float]:
+        parts: dict[str, Callable[[Address], dict[str, float]]] = {
+            "deliveries": self.deliveries,
+            "latency": self.latencies,
+            "connections": self.connections,
+            "publishes": self.publish_rates,
+        }
+        return {name: figure for part in self.only for name, figure in parts[part](address).items()}
+
+    def latencies(self, address: Address) -> dict[str, float]:
+        return {f"p99_ms_at_{rate}": self.latency(address, rate) for rate in PACES}
+
+    def publish_rates(self, address: Address) -> dict[str, float]:
         return {
-            **self.deliveries(address),
-            **{f"p99_ms_at_{rate}": self.latency(address, rate) for rate in PACES},
-            **self.connections(address),
             "publishes_per_s": self.publishes(address, PUBLISHERS, close=False),
             "publishes_each_per_s": self.publishes(address, 16, close=True),
         }
@@ -136,7 +146,9 @@ def complete(address: Address, row: dict[str, float]) -> None:
 def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
     """Medians. Of memory the greatest: later rounds use what a server kept after the first."""
     medians = {what: statistics.median(row[what] for row in rounds) for what in rounds[0]}
-    return {what: round(value, 2) for what, value in (medians | {"bytes": max(row["bytes"] for row in rounds)}).items()}
+    if "bytes" in medians:
+        medians["bytes"] = max(row["bytes"] for row in rounds)
+    return {what: round(value, 2) for what, value in medians.items()}
 
 
 def main() -> None:
@@ -144,6 +156,7 @@ def main() -> None:
     parser.add_argument("--server", action="append", required=True, metavar="NAME[=URL]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run with a fixed length")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="what to measure; all without it")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with (
@@ -151,7 +164,7 @@ def main() -> None:
         started(options.server, cores[0]) as addresses,
         Client(cores[-1], cores[0]) as client,
     ):
-        peers = Peers(client, Path(folder), cores[-1], options.seconds)
+        peers = Peers(client, Path(folder), cores[-1], options.seconds, options.only)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in addresses}
         for _ in range(options.rounds):
             for name, address in addresses.items():

@@ -6,7 +6,8 @@ bench/results.
 
 A result is what a bench writes with `--json` (results.py describes its form). To renew a figure, run the command that
 its row shows, with `--json bench/results/NAME.json`, and then this. A table is the text between
-`<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand.
+`<!-- figures: NAME -->` and `<!-- end -->` of a page; everything else on a page is written by hand. plots.py has the
+plots, which are written with the tables (and need matplotlib).
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.compare import plots
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "deploy" / "docs" / "sizing.md")
+# Of lines of Markdown (tests/deploy/test_docs.py).
+WIDTH = 120
 _REGION = re.compile(r"(<!-- figures: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 Result = dict[str, Any]
@@ -40,6 +46,12 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def filled(text: str, indent: str = "") -> str:
+    """A paragraph in lines of at most WIDTH characters; all but the first begin with `indent`."""
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def rounded(number: float, digits: int = 3) -> str:
     """`digits` significant digits, with commas: 179,000."""
     if number == 0:
@@ -52,153 +64,194 @@ def rounded(number: float, digits: int = 3) -> str:
 
 
 def main_figures(results: dict[str, Result]) -> str:
-    """The figures of README.md, each with the limit that a release must meet."""
+    """The figures of redpoll alone, each with the limit that a release must meet and the bench that measures it."""
     figures = {name: result["figures"] for name, result in results.items()}
-    end, publish, tracing = figures["end_to_end"], figures["publish"], figures["tracing"]
-    serial, batch = end["throughput"]["serial"]["1000"], end["throughput"]["batch of 10"]["1000"]
-    fanout, latency = figures["fanout"]["redpoll"], end["latency"]["1000 at 100"]
-    history, webhooks, bus = figures["history"], figures["webhooks"], figures["bus"]
-    connections, killed = figures["connections"], figures["worker_killed"]
-    hook = webhooks["latency_ms"]
-    p50, p99 = max(row["p50"] for row in hook.values()), max(row["p99"] for row in hook.values())
-    picows = figures["fanout"].get("picows")
-    busy = publish[max(publish, key=int)]
-    recovery, million = figures["recovery"], figures["million"]
-    phases = {phase["phase"]: phase for phase in million["phases"]}
-    hold = phases["hold"]
-    refused = sum(phase["failed_attempts"] + phase["lost_connections"] for phase in million["phases"])
-    recovered = f"{recovery['messages']:,} messages, a recovering client cut {recovery['cuts']} times"
-    crowd = (
-        f"{million['connections']:,} connections to one channel, {million['workers']} workers, clients on the same two"
+    return table(
+        ["what", "seen", "beside", "limit", "`bench.`"],
+        [
+            *_deliveries(figures),
+            *_publishes(figures),
+            *_webhooks(figures),
+            *_connections(figures),
+            *_million(figures["million"]),
+            *_failures(figures),
+        ],
     )
+
+
+def _deliveries(figures: dict[str, Any]) -> list[list[str]]:
+    end, fanout = figures["end_to_end"], figures["fanout"]
+    serial, batch = end["throughput"]["serial"]["1000"], end["throughput"]["batch of 10"]["1000"]
+    latency, picows = end["latency"]["1000 at 100"], fanout.get("picows")
     rows = [
-        [
-            "published by HTTP, received by 1,000 subscribers, one event at a time",
-            f"{rounded(serial['deliveries_per_s'])} deliveries/s",
-            f"{serial['ratio']:.2f} × the loop",
-            "130,000, 0.6",
-        ],
-        [
-            "the same in batches of ten",
-            f"{rounded(batch['deliveries_per_s'], 4)} deliveries/s",
-            f"{batch['ratio']:.2f} × a loop that joins ten",
-            "700,000, 0.45",
-        ],
+        ["deliveries/s to 1,000, one event at a time", serial, "× the loop", "130,000, 0.6"],
+        ["the same in batches of ten", batch, "× a loop that joins ten", "700,000, 0.45"],
+    ]
+    return [
+        *(
+            [what, rounded(row["deliveries_per_s"], 4), f"{row['ratio']:.2f} {beside}", limit, "load.end_to_end"]
+            for what, row, beside, limit in rows
+        ),
         *(
             [
-                f"fan-out alone, {word} a tick",
-                f"{rounded(fanout[count]['per_s'])} deliveries/s",
-                f"{fanout[count]['ratio']:.2f} × the loop"
+                f"fan-out alone, {word} a tick, deliveries/s",
+                rounded(fanout["redpoll"][count]["per_s"]),
+                f"{fanout['redpoll'][count]['ratio']:.2f} × the loop"
                 + (f"; picows {picows[count]['ratio']:.2f}" if picows else ""),
                 limit,
+                "parts.fanout",
             ]
             for count, word, limit in (("1", "one frame", "0.95"), ("10", "ten frames", "0.9"))
         ),
-        [
-            f"signed publishes over HTTP on one core by {max(publish, key=int)} keep-alive connections, "
-            "each with its row in the event log",
-            f"{rounded(busy['per_s'])} requests/s",
-            f"a bare C server {rounded(busy['reference_per_s'])}",
-            "goal 30,000/s",
-        ],
-        [
-            f"processor time of publishes at {tracing['rate']:,} calls/s with the event log and trace",
-            "",
-            f"{tracing['paced']['processor_ratio']:.2f} × that without",
-            "1.1",
-        ],
-        [
-            "publishes into channels that keep history",
-            f"{rounded(history['kept_per_s'])} requests/s",
-            f"{history['ratio']:.2f} × that of others",
-            "none",
-        ],
-        ["Redis' memory for a message of 130 B in a history", f"{history['redis_bytes']} B", "", "none"],
         *(
             [
-                f"latency from HTTP request to receipt, 1,000 subscribers, 100 events/s, {share}",
+                f"latency to 1,000 subscribers, 100 events/s, {share}",
                 f"{latency[f'{share}_ms']:.1f} ms",
                 "",
                 limit,
+                "load.end_to_end",
             ]
             for share, limit in (("p50", "none"), ("p99", "15 ms"))
         ),
+        ["events/s that one worker takes from Redis", rounded(figures["bus"]["per_s"]), "", "300,000", "parts.bus"],
+    ]
+
+
+def _publishes(figures: dict[str, Any]) -> list[list[str]]:
+    publish, tracing, history = figures["publish"], figures["tracing"], figures["history"]
+    most = max(publish, key=int)
+    busy = publish[most]
+    return [
+        [
+            f"signed publishes/s, one core, {most} connections",
+            rounded(busy["per_s"]),
+            f"a bare C server {rounded(busy['reference_per_s'])}",
+            "30,000",
+            "load.publish",
+        ],
+        [
+            f"event log and trace at {tracing['rate']:,} calls/s, processor time",
+            "",
+            f"{tracing['paced']['processor_ratio']:.2f} × without",
+            "1.1",
+            "parts.tracing",
+        ],
+        [
+            "publishes/s into channels with history",
+            rounded(history["kept_per_s"]),
+            f"{history['ratio']:.2f} × others",
+            "none",
+            "parts.history",
+        ],
+        ["Redis' memory for a stored message of 130 B", f"{history['redis_bytes']} B", "", "none", "parts.history"],
+    ]
+
+
+def _webhooks(figures: dict[str, Any]) -> list[list[str]]:
+    webhooks = figures["webhooks"]
+    hook = webhooks["latency_ms"].values()
+    return [
         *(
             [
-                f"webhooks, {webhooks['per_s']:,.0f} transitions/s beside an endpoint that never answers, {share}",
-                f"{ms:.0f} ms",
+                f"webhooks, {webhooks['per_s']:,.0f}/s beside a dead endpoint, {share}",
+                f"{max(row[share] for row in hook):.0f} ms",
                 "",
                 limit,
+                "load.webhooks",
             ]
-            for share, ms, limit in (("p50", p50, "none"), ("p99", p99, "250 ms at 200/s"))
+            for share, limit in (("p50", "none"), ("p99", "250 ms"))
         ),
         [
             f"of {webhooks['transitions']:,} of these, missing or repeated",
             f"{webhooks['missing'] + webhooks['repeated'] or 'none'}",
             "",
             "none",
+            "load.webhooks",
         ],
-        [
-            "memory of a worker for each of 10,000 idle connections with one subscription",
-            f"{rounded(connections['10000']['bytes_per_connection'])} B",
-            "",
-            "2,000 B",
-        ],
+    ]
+
+
+def _connections(figures: dict[str, Any]) -> list[list[str]]:
+    connections = figures["connections"]
+    size = f"{rounded(connections['10000']['bytes_per_connection'])} B"
+    return [
+        ["a worker's memory for an idle subscribed connection", size, "", "2,000 B", "load.connections"],
         *(
             [
-                f"connect and subscribe into one channel, up to {int(count):,} subscribers",
-                f"{rounded(connections[count]['per_s'], 2)}/s",
+                f"connect and subscribe/s, up to {int(count):,}",
+                rounded(connections[count]["per_s"], 2),
                 "",
-                "6,000/s",
+                "6,000",
+                "load.connections",
             ]
             for count in ("1000", "10000")
         ),
-        [
-            f"{crowd} cores and 24 GB, the kernel's TCP table with {million['table_entries']:,} entries",
-            f"{refused} refused or lost",
-            "",
-            "none",
-        ],
-        ["memory of a worker for each of these", f"{hold['user_bytes_per_connection']} B", "", "none"],
-        [
-            "memory of the kernel for each (both ends)",
-            f"{hold['kernel_bytes_per_connection_both_ends'] / 1000:.1f} kB",
-            "",
-            "none",
-        ],
-        ["one event reaches all of them in", f"{phases['broadcast']['latency']['max_ms'] / 1000:.1f} s", "", "10 s"],
-        ["events received from Redis by one worker", f"{rounded(bus['per_s'])}/s", "", "300,000/s"],
+    ]
+
+
+def _million(million: dict[str, Any]) -> list[list[str]]:
+    phases = {phase["phase"]: phase for phase in million["phases"]}
+    hold = phases["hold"]
+    refused = sum(phase["failed_attempts"] + phase["lost_connections"] for phase in million["phases"])
+    kernel = hold["kernel_bytes_per_connection_both_ends"]
+    slowest = phases["broadcast"]["latency"]["max_ms"]
+    rows = [
+        [f"{million['connections']:,} connections, {million['workers']} workers", f"{refused} refused or lost", "none"],
+        ["a worker's memory for each of these", f"{hold['user_bytes_per_connection']} B", "none"],
+        ["the kernel's memory for each (both ends)", f"{kernel / 1000:.1f} kB", "none"],
+        ["one event reaches all of them in", f"{slowest / 1000:.1f} s", "10 s"],
+    ]
+    return [[what, seen, "", limit, "load.million"] for what, seen, limit in rows]
+
+
+def _failures(figures: dict[str, Any]) -> list[list[str]]:
+    killed, recovery = figures["worker_killed"], figures["recovery"]
+    return [
         *(
-            [f"worker killed with -9: {what}", f"{killed[name]['max']:.2f} s", "", "1 s"]
+            [f"worker killed with -9: {what}", f"{killed[name]['max']:.2f} s", "", "1 s", "load.worker_killed"]
             for what, name in (("members removed", "member_removed_s"), ("counts right", "counts_right_s"))
         ),
         [
-            f"{recovered}; Redis, workers, control killed",
+            f"{recovery['messages']:,} messages, client cut {recovery['cuts']} times",
             "each once, in order" if not recovery["lost"] else f"{recovery['lost']} lost",
-            "",
+            "processes killed",
             "each once",
+            "soak.failures",
         ],
     ]
-    return table(["what", "seen", "beside", "limit"], rows)
 
 
-_PEER_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "serial_per_s": ("deliveries/s to 1,000 subscribers, one event at a time", rounded),
-    "batch of 10_per_s": ("the same in batches of ten", rounded),
-    "p99_ms_at_20": ("p99 latency, 1,000 subscribers, 20 events/s", lambda ms: f"{ms:,.0f} ms"),
-    "p99_ms_at_100": ("the same with 100 events/s", lambda ms: f"{ms:,.0f} ms"),
-    "connects_per_s": ("connect + subscribe/s, up to 10,000", rounded),
-    "bytes": ("memory for each idle subscribed connection", lambda size: f"{size / 1000:.1f} kB"),
-    "publishes_per_s": ("publishes/s, 64 keep-alive connections", rounded),
-    "publishes_each_per_s": ("publishes/s, a connection for each (PHP)", rounded),
+# Figure -> its row, how it is shown, and the part of peers.py (`--only`) that measures it.
+_PEER_ROWS: dict[str, tuple[str, Callable[[float], str], str]] = {
+    "serial_per_s": ("deliveries/s to 1,000 subscribers, one by one", rounded, "deliveries"),
+    "batch of 10_per_s": ("the same in batches of ten", rounded, "deliveries"),
+    "p99_ms_at_20": ("p99 latency, 1,000 subscribers, 20 events/s", lambda ms: f"{ms:,.0f} ms", "latency"),
+    "p99_ms_at_100": ("the same with 100 events/s", lambda ms: f"{ms:,.0f} ms", "latency"),
+    "connects_per_s": ("connect + subscribe/s, up to 10,000", rounded, "connections"),
+    "bytes": ("memory for an idle connection", lambda size: f"{size / 1000:.1f} kB", "connections"),
+    "publishes_per_s": ("publishes/s, 64 keep-alive connections", rounded, "publishes"),
+    "publishes_each_per_s": ("publishes/s, a connection for each (PHP)", rounded, "publishes"),
 }
 
 
 def peers(results: dict[str, Result]) -> str:
     """redpoll beside other servers, measured in one run."""
     figures = results["peers"]["figures"]
-    rows = [[what, *(shown(row[name]) for row in figures.values())] for name, (what, shown) in _PEER_ROWS.items()]
-    return table(["", *figures], rows)
+    rows = [
+        [what, *(shown(row[name]) for row in figures.values()), f"`{part}`"]
+        for name, (what, shown, part) in _PEER_ROWS.items()
+    ]
+    return table(["", *figures, "`--only`"], rows)
+
+
+def peers_when(results: dict[str, Result]) -> str:
+    """When and where that run was."""
+    result = results["peers"]
+    machine = result["machine"]
+    return filled(
+        f"One run, {result['date']}, on {machine['cores']} shared cores ({machine['cpu']}): read the ratios. All "
+        "processes of a server had one core, the clients the other; the servers were measured in turns."
+    )
 
 
 # -- bench/README.md -------------------------------------------------------------------------------------------------
@@ -316,27 +369,27 @@ def load(results: dict[str, Result]) -> str:
 
 
 def most(results: dict[str, Result]) -> str:
-    """The runs of swarm with the most connections."""
-    rows = []
+    """The runs of swarm with the most connections, a column for each."""
+    columns = []
     for result in results.values():
         figures = result["figures"]
         if result["bench"] == "swarm" and figures["connections"] > 1000 and figures["server"] not in _REFERENCES:
-            rows.append(
-                [
-                    figures["server"],
-                    f"{figures['connections']:,}",
-                    f"{figures['connected_per_s']:,.0f}",
-                    f"{figures['failed']}",
-                    f"{figures['server_bytes_per_connection']:,} B",
-                    f"{figures['server_us_per_connection']:,.0f} µs",
-                    f"{figures['published']:,}",
-                    f"{figures['lost_events']}",
-                    f"{figures['overtaken']}",
-                    *(f"{figures['latency'][key]:g}" for key in LATENCIES.values()),
-                ]
+            columns.append(
+                {
+                    "": figures["server"],
+                    "connections": f"{figures['connections']:,}",
+                    "a second": f"{figures['connected_per_s']:,.0f}",
+                    "failed": f"{figures['failed']}",
+                    "memory each": f"{figures['server_bytes_per_connection']:,} B",
+                    "processor time each": f"{figures['server_us_per_connection']:,.0f} µs",
+                    "published": f"{figures['published']:,}",
+                    "lost": f"{figures['lost_events']}",
+                    "overtaken": f"{figures['overtaken']}",
+                    **{f"{name}, ms": f"{figures['latency'][key]:g}" for name, key in LATENCIES.items()},
+                }
             )
-    heads = ["server", "connections", "a second", "failed", "memory each", "processor time each", "published", "lost"]
-    return table([*heads, "overtaken", *(f"{name}, ms" for name in LATENCIES)], rows)
+    heads, *rows = ([what, *(column[what] for column in columns)] for what in columns[0])
+    return table(heads, rows)
 
 
 def per_unit(results: dict[str, Result]) -> str:
@@ -389,34 +442,27 @@ def per_unit(results: dict[str, Result]) -> str:
             "`bench/parts/history.py`",
         ],
     ]
-    return table(["for each", "it takes", "measured by"], rows)
+    return "".join(filled(f"- **{what}**: {takes} ({by})", "  ") for what, takes, by in rows)
 
 
 def own_cost(results: dict[str, Result]) -> str:
     """What swarm itself costs: its run against the bare server, which takes what it is sent as fast as a server can."""
     figures = results["swarm-own-cost"]["figures"]
-    return (
+    return filled(
         f"swarm itself takes {figures['swarm_us_per_connection']:,.0f} µs of processor time and "
         f"{figures['swarm_bytes_per_connection']:,} B for a connection, and {figures['swarm_us_per_event']:g} µs "
-        f"for an event ({figures['connections']:,} connections, {figures['events']:,} events).\n"
+        f"for an event ({figures['connections']:,} connections, {figures['events']:,} events)."
     )
 
 
 def seen(results: dict[str, Result]) -> str:
-    """Every result: command, date, commit, and the file with its figures."""
-    return table(
-        ["command", "date", "commit", "figures", "note"],
-        [
-            [
-                f"`{result['command']}`",
-                result["date"],
-                result["commit"],
-                f"[{name}](results/{name}.json)",
-                result.get("note", ""),
-            ]
-            for name, result in results.items()
-        ],
-    )
+    """Every result: the file with its figures, date, commit and command."""
+    lines = []
+    for name, result in results.items():
+        note = f" ({result['note']})" if result.get("note") else ""
+        lines.append(filled(f"- [{name}](results/{name}.json), {result['date']}, {result['commit']}{note}:", "  "))
+        lines += [f"  {line}\n" for line in textwrap.wrap(f"`{result['command']}`", WIDTH - 2, break_long_words=False)]
+    return "".join(lines)
 
 
 def machines(results: dict[str, Result]) -> str:
@@ -433,6 +479,7 @@ def machines(results: dict[str, Result]) -> str:
 TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "main": main_figures,
     "peers": peers,
+    "peers-when": peers_when,
     "engines": engines,
     "load": load,
     "most": most,
@@ -448,6 +495,12 @@ def rendered(text: str, results: dict[str, Result]) -> str:
     return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]](results)}{found[4]}", text)
 
 
+def is_current(name: str, results: dict[str, Result]) -> bool:
+    """Whether a plot shows these results."""
+    path = plots.FOLDER / f"{name}.svg"
+    return path.exists() and plots.digest_of(name, results) in path.read_text()
+
+
 def main() -> None:
     results = read_results()
     stale = []
@@ -458,6 +511,13 @@ def main() -> None:
             stale.append(page.relative_to(ROOT).as_posix())
             if "--check" not in sys.argv:
                 page.write_text(new)
+    for name in plots.PLOTS:
+        path = plots.FOLDER / f"{name}.svg"
+        if not is_current(name, results):
+            stale.append(path.relative_to(ROOT).as_posix())
+            if "--check" not in sys.argv:
+                plots.FOLDER.mkdir(exist_ok=True)
+                path.write_text(plots.svg(name, results))
     if "--check" in sys.argv and stale:
         sys.exit(f"{', '.join(stale)} don't match bench/results: run python -m bench.compare.render")
 

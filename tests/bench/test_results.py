@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from bench.compare import render
+from bench.compare import plots, render
 
 
 def test_pages_show_the_results():
@@ -14,12 +14,24 @@ def test_pages_show_the_results():
         assert render.rendered(text, results) == text, f"{page} is out of date: run python -m bench.compare.render"
 
 
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_plots_show_the_results(name):
+    assert render.is_current(name, render.read_results()), "run python -m bench.compare.render"
+    assert f"figures/{name}.svg" in (render.ROOT / "bench" / "README.md").read_text()
+
+
+def test_plot_is_drawn_for_light_and_dark():
+    drawn = plots.svg("memory", render.read_results())
+    assert "prefers-color-scheme: dark" in drawn
+    assert "a worker's bytes for each" in drawn
+
+
 def test_changed_figure_changes_the_page():
     results = render.read_results()
-    page = render.PAGES[0].read_text()
+    page = render.PAGES[1].read_text()
     results["bus"]["figures"]["per_s"] = 123_000_000_000  # more than any machine gives
-    assert "123,000,000,000/s" in render.rendered(page, results)
-    assert "123,000,000,000/s" not in page
+    assert "123,000,000,000" in render.rendered(page, results)
+    assert "123,000,000,000" not in page
 
 
 def test_every_result_says_when_where_and_how():

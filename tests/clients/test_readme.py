@@ -1,4 +1,4 @@
-"""The README's first event, as printed: page, Node script and back end, each in a process of its own."""
+"""The README's first event, as printed: the page's script and the back end, each in a process of its own."""
 
 import asyncio
 import re
@@ -6,8 +6,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import pytest
 
 from server import Server
 from wire import Api, eventually
@@ -47,15 +45,11 @@ async def running(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.wait()
 
 
-@pytest.mark.parametrize("client", ["js", "html"])
-async def test_readmes_snippets_deliver_an_event(server: Server, tmp_path: Path, client: str) -> None:
-    text = snippet(server, client)
-    if client == "html":
-        (text,) = re.findall(r"<script>\n(.*?)</script>", text, re.DOTALL)
-        text = BROWSER + text
+async def test_readmes_snippets_deliver_an_event(server: Server, tmp_path: Path) -> None:
+    (text,) = re.findall(r"<script>\n(.*?)</script>", snippet(server, "html"), re.DOTALL)
     # Beside node_modules, where an `import` finds it.
     page = HERE / "node_modules" / f".readme-{tmp_path.name}.mjs"
-    page.write_text(text)
+    page.write_text(BROWSER + text)
     (tmp_path / "backend.py").write_text(snippet(server, "python"))
     try:
         async with Api(server) as api, running("node", str(page)) as reader:

@@ -26,7 +26,13 @@ def test_sample_file_shows_the_defaults():
 
 def test_secrets_have_no_flag():
     secrets = [setting.name for setting in TABLE if setting.is_secret]
-    assert secrets == ["database_url", "admin_password", "app_secret", "encryption_master_key"]
+    assert secrets == [
+        "database_url",
+        "oidc_client_secret",
+        "admin_password",
+        "app_secret",
+        "encryption_master_key",
+    ]
     assert not any(setting.has_flag for setting in TABLE if setting.is_secret)
 
 

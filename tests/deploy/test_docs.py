@@ -33,6 +33,15 @@ from wire import Api, Socket, eventually
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "deploy" / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+README = ROOT / "README.md"
+# All Markdown that people read. node_modules is below tests/clients.
+MARKDOWN = sorted(
+    [
+        *(page for place in (ROOT, ROOT / ".github", ROOT / "tests") for page in place.glob("*.md")),
+        *(page for place in ("src", "ext", "bench", "deploy") for page in (ROOT / place).rglob("*.md")),
+    ]
+)
+MAX_LINE = 120
 NODE_MODULES = ROOT / "tests" / "clients" / "node_modules"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands of the pages begin a line of an indented block.
@@ -64,6 +73,10 @@ def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
     protocol = (tmp_path / "protocol" / "index.html").read_text()
     # A citation of a heading, and the anchor that it leads to.
     assert 'href="#close-codes"' in protocol or 'id="close-codes"' in protocol
+    # Each page's Markdown is there too, and llms.txt lists them all.
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.md)\): \S", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    assert {path.removesuffix(".md") for path in listed} == pages
+    assert all((tmp_path / path).read_text().startswith("# ") for path in listed)
     # Nothing is loaded from elsewhere.
     assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', protocol)
 
@@ -111,6 +124,25 @@ def test_every_command_line_is_one_that_redpoll_accepts(page):
 
     for line in COMMAND.findall(page.read_text()):
         parse(main, shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_lines_are_short(page):
+    """What doesn't fit into a row of a table is a list, or text below the table."""
+    found = [
+        f"line {number}: {line}"
+        for number, line in enumerate(page.read_text().split("\n"), 1)
+        # README's second command is one line, to paste it.
+        if len(line) > MAX_LINE and not (page == README and line.startswith("Test it: `"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_readme_is_short_and_opens_with_its_commands():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 170
+    assert lines[2].startswith("Run it: `")
+    assert lines[4].startswith("Test it: `")
 
 
 # -- blocks of code

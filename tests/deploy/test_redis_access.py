@@ -26,8 +26,9 @@ OPTIONAL = ("+info", "+config|get")
 
 
 def documented_rules() -> list[str]:
-    (line,) = re.findall(r"ACL SETUSER redpoll on >PASSWORD (.+)", (ROOT / "deploy" / "README.md").read_text())
-    return line.split()
+    page = (ROOT / "deploy" / "README.md").read_text()
+    first, *more = re.findall(r"^    ACL SETUSER redpoll (?:on >PASSWORD )?(.+)$", page, re.MULTILINE)
+    return " ".join([first, *more]).split()
 
 
 @pytest.fixture(scope="module")

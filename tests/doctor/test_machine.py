@@ -74,5 +74,5 @@ async def test_a_redis_that_answers_is_named_with_its_version(redis_server):
 
 async def test_every_check_reports(tmp_path):
     findings = await machine.examine(settings(data_dir=tmp_path))
-    assert len(findings) == 9
+    assert len(findings) == 10
     assert all(finding.seen for finding in findings)

@@ -843,9 +843,7 @@ async def _(cell: Cell) -> None:
 
 SIGNS_ITSELF = "signs itself, with the app's secret"
 
-by_token = row(
-    "auth-by-token", "Private channel signed by redpoll's `/auth` from another origin, with a token of scope `auth`"
-)
+by_token = row("auth-by-token", "Private channel signed by redpoll's `/auth` from another origin, by token")
 by_token.without(*ALL_BACKENDS, why=SIGNS_ITSELF)
 
 
@@ -1046,7 +1044,7 @@ async def _(cell: Cell) -> None:
 # -- hooks ----------------------------------------------------------------------------------------------------------
 
 for framework, package in (("react", "@laravel/echo-react"), ("vue", "@laravel/echo-vue")):
-    hooks = row(f"hooks-{framework}", f"`{package}`: hooks for the status, the socket id, and channels of each kind")
+    hooks = row(f"hooks-{framework}", f"`{package}`: hooks for status, socket id and channels")
     hooks.without(PUSHER_JS, CHROMIUM, PYSHER, *ALL_BACKENDS, why="has no hooks")
 
     @hooks.by(ECHO)

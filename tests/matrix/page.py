@@ -16,7 +16,7 @@ from matrix.libraries import COLUMNS
 from matrix.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "MATRIX.md"
-VERSIONS = "Versions of the last run: "
+VERSIONS = "Versions: "
 
 # (row, column) of a cell, or (rule, "") of a rule → whether it passed.
 Outcomes = Mapping[tuple[str, str], bool]

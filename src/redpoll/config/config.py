@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from redpoll.config import certificate
+from redpoll.config import certificate, single_sign_on
 from redpoll.config.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
@@ -260,6 +260,11 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
         text = _http_url_fault(values["otel_endpoint"])
         if text:
             fault("otel_endpoint", text)
+    for name, text in single_sign_on.faults_of(values):
+        if name in given:
+            fault(name, text)
+        else:
+            faults.append(Fault(f"{_BY_NAME[name].variable} ({name})", text))
     if values.get("public_url"):
         text = _public_url_fault(values["public_url"])
         if text:

@@ -373,6 +373,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             aliases=(Alias("OTEL_EXPORTER_OTLP_ENDPOINT"),),
         ),
     ] = ""
+    oidc_issuer: Annotated[
+        str,
+        _about(
+            "Issuer of an OpenID Connect provider, such as `https://login.example.com/realms/main`: users of the "
+            "dashboard may log in there. Register `/dashboard/sso/callback` of each address of the dashboard with it. "
+            "Local users can log in too. Needs `pip install redpoll[oidc]` and `oidc_client_id`. Empty: off.",
+        ),
+    ] = ""
+    oidc_client_id: Annotated[str, _about("The id that the provider of `oidc_issuer` has given to redpoll.")] = ""
+    oidc_client_secret: Annotated[
+        str,
+        _about(
+            "The secret that belongs to `oidc_client_id`. Empty: redpoll is a public client. Has no flag.", secret=True
+        ),
+    ] = ""
+    oidc_scope: Annotated[
+        str, _about("What is asked for at the provider; some providers send roles only for a scope of their own.")
+    ] = "openid profile email"
+    oidc_role_claim: Annotated[
+        str,
+        _about(
+            "Claim of the ID token with the user's roles, a string or a list. Dots lead into objects: "
+            "`realm_access.roles`."
+        ),
+    ] = "roles"
+    oidc_admin_role: Annotated[str, _about("Role of the provider that makes a user an admin.")] = "redpoll_admin"
+    oidc_viewer_role: Annotated[str, _about("Role of the provider that makes a user a viewer.")] = "redpoll_viewer"
+    oidc_apps_claim: Annotated[
+        str,
+        _about(
+            "Claim of the ID token with the ids of the apps that a viewer may see, a list or a string with commas. A "
+            "viewer without this claim sees all apps, an admin always does."
+        ),
+    ] = "redpoll_apps"
     webhook_retry_after_s: Annotated[
         tuple[Annotated[float, Meta(gt=0, le=86_400)], ...],
         _about(

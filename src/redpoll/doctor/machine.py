@@ -26,7 +26,7 @@ from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config.certificate import PairError, read_pair
 from redpoll.config.config import Settings
 from redpoll.config.redis_url import RedisUrl
-from redpoll.doctor import capacity
+from redpoll.doctor import capacity, sign_on
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.host import embedded
 
@@ -54,6 +54,7 @@ async def examine(settings: Settings) -> list[Finding]:
         clock(_clock_state()),
         certificate(settings),
         await redis_server(settings),
+        await sign_on.examine(settings),
         *capacity.examine(settings, capacity.this_machine()),
     ]
 

@@ -19,12 +19,15 @@ __all__ = [
     "add_session",
     "end_matching_sessions",
     "end_sessions",
+    "find_id_token",
     "find_session",
+    "find_subject",
     "find_user",
     "list_users",
     "remove",
     "set_login",
     "set_password",
+    "set_rights",
     "set_role",
     "touch_session",
 ]
@@ -35,7 +38,7 @@ ROLES = ("admin", "viewer")
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     """A user's record. `must_change`: the password is a one-time password. Times are Unix seconds. `last_login_at` is
-    None before the first login."""
+    None before the first login. `subject` and `apps` are those of a user of an OpenID Connect provider (schema.py)."""
 
     name: str
     password_hash: str
@@ -43,6 +46,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     must_change: bool
     created_at: float
     last_login_at: float | None = None
+    subject: str | None = None
+    apps: str | None = None
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,16 @@ async def set_role(connection: AsyncConnection, name: str, role: str) -> None:
     await connection.execute(sa.update(users).where(users.c.name == name).values(role=role))
 
 
+async def find_subject(connection: AsyncConnection, subject: str) -> User | None:
+    """The user of a provider with this subject."""
+    row = (await connection.execute(sa.select(users).where(users.c.subject == subject))).first()
+    return None if row is None else User(**row._mapping)
+
+
+async def set_rights(connection: AsyncConnection, name: str, role: str, apps: str | None) -> None:
+    await connection.execute(sa.update(users).where(users.c.name == name).values(role=role, apps=apps))
+
+
 async def set_login(connection: AsyncConnection, name: str, now_s: float) -> None:
     await connection.execute(sa.update(users).where(users.c.name == name).values(last_login_at=now_s))
 
@@ -103,8 +118,16 @@ async def find_session(connection: AsyncConnection, hash: str) -> SessionRow | N
     return SessionRow(hash=hash, user=User(**values), created_at=begun_at, used_at=used_at)
 
 
-async def add_session(connection: AsyncConnection, hash: str, user_name: str, now_s: float) -> None:
-    values = {"hash": hash, "user_name": user_name, "created_at": now_s, "used_at": now_s}
+async def find_id_token(connection: AsyncConnection, hash: str) -> str | None:
+    """The ID token of a session that began at a provider."""
+    found: str | None = await connection.scalar(sa.select(sessions.c.id_token).where(sessions.c.hash == hash))
+    return found
+
+
+async def add_session(
+    connection: AsyncConnection, hash: str, user_name: str, now_s: float, id_token: str | None = None
+) -> None:
+    values = {"hash": hash, "user_name": user_name, "created_at": now_s, "used_at": now_s, "id_token": id_token}
     await connection.execute(sa.insert(sessions).values(values))
 
 

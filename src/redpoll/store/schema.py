@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0009"
+NEWEST: Final = "0010"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -224,7 +224,8 @@ attempts = Table(
 )
 
 # Dashboard users. `password_hash` is argon2's text form. `must_change`: the password is a one-time password, and the
-# next login asks for a new one.
+# next login asks for a new one. `subject` is "ISSUER SUB" of a user who logs in at an OpenID Connect provider and has
+# no password here; `apps` is a JSON list of the app ids that such a viewer may see, NULL for all.
 users = Table(
     "users",
     metadata,
@@ -234,9 +235,13 @@ users = Table(
     Column("must_change", Boolean, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("last_login_at", Float, nullable=True),
+    Column("subject", Text, nullable=True),
+    Column("apps", Text, nullable=True),
+    Index("ix_users_subject", "subject", unique=True),
 )
 
-# `hash` is the SHA-256 of the session cookie's value in hex.
+# `hash` is the SHA-256 of the session cookie's value in hex. `id_token` is that of the login at a provider, which the
+# logout there wants to see.
 sessions = Table(
     "sessions",
     metadata,
@@ -244,6 +249,7 @@ sessions = Table(
     Column("user_name", String(64), ForeignKey("users.name", ondelete="CASCADE"), nullable=False, index=True),
     Column("created_at", Float, nullable=False),
     Column("used_at", Float, nullable=False),
+    Column("id_token", Text, nullable=True),
 )
 
 # The audit log. `who` is a user's name, which stays when the user is removed. `app_id` is "" if no app is concerned.

@@ -8,6 +8,7 @@ from argon2 import PasswordHasher
 
 from redpoll.control.accounts import accounts as module
 from redpoll.control.accounts.accounts import AccountError, Accounts
+from redpoll.control.accounts.identity import Identity
 from redpoll.control.accounts.passwords import Passwords
 from redpoll.store.schema import sessions
 from redpoll.store.store import Store, database_url
@@ -143,3 +144,33 @@ async def test_user_names_are_unique(accounts):
         await accounts.create("vera", "viewer")
     with pytest.raises(AccountError, match="no user"):
         await accounts.reset("nobody")
+
+
+def identity(subject="https://login.example.com 1", name="ann", role="admin", apps=None):
+    return Identity(subject, name, role, apps, "a token")
+
+
+async def test_user_of_a_provider_has_the_rights_of_the_last_login(accounts):
+    session = await accounts.session(await accounts.sign_on(identity()))
+    assert (session.user.name, session.is_admin, session.apps) == ("sso:ann", True, None)
+    assert await accounts.id_token(session) == "a token"
+    # The record is found by its subject, not by a name that may change or be somebody else's.
+    plain = await accounts.sign_on(identity(name="anna", role="viewer", apps=frozenset({"3", "4"})))
+    again = await accounts.session(plain)
+    assert (again.user.name, again.is_admin, again.apps) == ("sso:ann", False, {"3", "4"})
+    other = await accounts.session(await accounts.sign_on(identity(subject="https://login.example.com 2")))
+    assert other.user.name.startswith("sso:ann-")
+    assert {user.name for user in await accounts.users()} >= {"sso:ann", other.user.name}
+
+
+async def test_user_of_a_provider_is_not_changed_here_and_is_not_the_last_admin(accounts):
+    await accounts.first_admin("correct horse battery")
+    await accounts.sign_on(identity())
+    for change in (accounts.reset("sso:ann"), accounts.set_role("sso:ann", "viewer")):
+        with pytest.raises(AccountError, match="sso:ann logs in by single sign-on"):
+            await change
+    # While the provider is away, nobody could log in.
+    with pytest.raises(AccountError, match="admin is the only admin"):
+        await accounts.remove("admin")
+    await accounts.remove("sso:ann")
+    assert [user.name for user in await accounts.users()] == ["admin"]

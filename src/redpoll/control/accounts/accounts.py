@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll.control.accounts.identity import Identity
 from redpoll.control.accounts.passwords import Passwords, fault_of_password, one_time_password
 from redpoll.store import accounts as rows
 from redpoll.store import audit
@@ -56,6 +57,13 @@ class Session(NamedTuple):
     @property
     def is_admin(self) -> bool:
         return self.user.role == "admin"
+
+    @property
+    def apps(self) -> frozenset[str] | None:
+        """The ids of the apps that this user may see; None for all."""
+        if self.is_admin or self.user.apps is None:
+            return None
+        return frozenset(msgspec.json.decode(self.user.apps, type=list[str]))
 
 
 class Accounts:
@@ -124,7 +132,7 @@ class Accounts:
     async def reset(self, name: str, *, by: Actor | None = None) -> str:
         """Gives a user a new one-time password and ends the user's sessions. Returns the password, of which only a hash
         is stored. Raises AccountError."""
-        await self.user(name)
+        _check_local(await self.user(name), "has no password here")
         password = one_time_password()
         hashed = await self._passwords.hash(password)
         async with self.store.change() as connection:
@@ -138,6 +146,7 @@ class Accounts:
         """Applies from the user's next request. Raises AccountError, also for the last admin."""
         _check_role(role)
         async with self.store.change() as connection:
+            _check_local(await _user(connection, name), "has the role that the provider says")
             await _check_not_last_admin(connection, name, "stays an admin", but_if=role == "admin")
             await rows.set_role(connection, name, role)
             await raise_version(connection)
@@ -167,14 +176,49 @@ class Accounts:
         if not await self._passwords.matches(password, None if user is None else user.password_hash):
             await self.store.note(by, "login failed")
             return None
-        now_s = self._clock()
-        plain = secrets.token_urlsafe(32)
         async with self.store.change() as connection:
-            await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
-            await rows.add_session(connection, _hash(plain), name, now_s)
-            await rows.set_login(connection, name, now_s)
+            plain = await self._begin_session(connection, name)
             await audit.add(connection, by, "logged in")
         return plain
+
+    async def sign_on(self, identity: Identity, address: str = "") -> str:
+        """Begins a session of a user who logged in at the provider, and returns its id for the cookie. The user's
+        record is created, or gets the rights that the provider says."""
+        apps = None if identity.apps is None else msgspec.json.encode(sorted(identity.apps)).decode()
+        async with self.store.change() as connection:
+            user = await rows.find_subject(connection, identity.subject)
+            if user is None:
+                user = User(
+                    name=await _free_name(connection, identity),
+                    password_hash="",
+                    role=identity.role,
+                    must_change=False,
+                    created_at=self._clock(),
+                    subject=identity.subject,
+                    apps=apps,
+                )
+                await rows.add(connection, user)
+            elif (user.role, user.apps) != (identity.role, apps):
+                await rows.set_rights(connection, user.name, identity.role, apps)
+            plain = await self._begin_session(connection, user.name, identity.id_token)
+            await raise_version(connection)
+            await audit.add(
+                connection, Actor(user.name, address), "logged in", detail=f"single sign-on: {identity.role}"
+            )
+        return plain
+
+    async def _begin_session(self, connection: AsyncConnection, name: str, id_token: str | None = None) -> str:
+        now_s = self._clock()
+        plain = secrets.token_urlsafe(32)
+        await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
+        await rows.add_session(connection, _hash(plain), name, now_s, id_token)
+        await rows.set_login(connection, name, now_s)
+        return plain
+
+    async def id_token(self, session: Session) -> str | None:
+        """The ID token of a session that began at the provider."""
+        async with self.store.reading() as connection:
+            return await rows.find_id_token(connection, session.hash)
 
     async def session(self, plain: str) -> Session | None:
         """The session with the id `plain`; None if it doesn't exist or has expired."""
@@ -205,6 +249,7 @@ class Accounts:
     async def change_password(self, session: Session, old: str, new: str, address: str = "") -> Session:
         """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
         user = session.user
+        _check_local(user, "has no password here")
         if not await self._passwords.matches(old, user.password_hash):
             raise AccountError("This is not your current password.", "old_password")
         if hmac.compare_digest(old.encode(), new.encode()):
@@ -231,9 +276,27 @@ async def _user(connection: AsyncConnection, name: str) -> User:
 
 async def _check_not_last_admin(connection: AsyncConnection, name: str, what: str, *, but_if: bool = False) -> None:
     user = await _user(connection, name)
-    others = [other for other in await rows.list_users(connection) if other.role == "admin" and other.name != name]
-    if user.role == "admin" and not others and not but_if:
+    # Users of a provider can't log in while it is away, so they don't count.
+    others = [
+        other
+        for other in await rows.list_users(connection)
+        if other.role == "admin" and other.subject is None and other.name != name
+    ]
+    if user.role == "admin" and user.subject is None and not others and not but_if:
         raise AccountError(f"{name} is the only admin, and {what}.")
+
+
+def _check_local(user: User, what: str) -> None:
+    if user.subject is not None:
+        raise AccountError(f"{user.name} logs in by single sign-on and {what}.")
+
+
+async def _free_name(connection: AsyncConnection, identity: Identity) -> str:
+    """A name for a new user of the provider. Local names have no colon, so that none can be taken over."""
+    name = f"sso:{identity.name}"
+    if await rows.find_user(connection, name) is None:
+        return name
+    return f"{name}-{hashlib.sha256(identity.subject.encode()).hexdigest()[:8]}"
 
 
 def _check_role(role: str) -> None:

@@ -25,7 +25,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.store.audit import Actor
 
-__all__ = ["COOKIE", "HOME", "LOGIN", "PASSWORD", "AccessControl", "Page", "Visit"]
+__all__ = ["COOKIE", "HOME", "LOGIN", "PASSWORD", "AccessControl", "Page", "Visit", "cookie_of"]
 
 log = structlog.get_logger(__name__)
 
@@ -33,11 +33,15 @@ HOME: Final = "/dashboard"
 LOGIN: Final = "/dashboard/login"
 PASSWORD: Final = "/dashboard/account"
 COOKIE: Final = "redpoll"
-_SECURE_COOKIE: Final = "__Host-redpoll"
+_SECURE_PREFIX: Final = "__Host-"
 _COOKIE_FORM: Final = "; Path=/; HttpOnly; SameSite=Lax"
 _NEVER_SHOWN: Final = ("old_password", "new_password", "new_password_again", "password")
 _MAX_NOTICES: Final = 1_000
 _HTMX: Final = "HX-Request"
+_NO_APP: Final = "There is no app with this id. It may have been deleted."
+# The pages of users who may see some apps only: those of these apps, and what belongs to the user.
+_OF_APP: Final = "/apps/{app_id}"
+_OF_USER: Final = ("/apps", "/account", "/logout", "/jobs/{job_id}", "/jobs/{job_id}/file")
 
 
 class Visit:
@@ -60,11 +64,18 @@ class Visit:
         return read_form(self.request)
 
     @property
+    def apps(self) -> list[App]:
+        """The apps that the user may see, sorted by name."""
+        seen = self.session.apps
+        apps = (app for app in self.access.records.apps.values() if seen is None or app.id in seen)
+        return sorted(apps, key=lambda app: (app.name.casefold(), app.id))
+
+    @property
     def app(self) -> App:
         """The app whose id is the first parameter of the path. Raises ApiError."""
         app = self.access.records.apps.get(self.request.parameters[0])
         if app is None:
-            raise ApiError("not_found", "There is no app with this id. It may have been deleted.")
+            raise ApiError("not_found", _NO_APP)
         return app
 
     @property
@@ -123,7 +134,7 @@ class AccessControl:
 
     def route(self, method: str, pattern: str, name: str, page: Page, role: str = "viewer") -> Route:
         """A route for logged-in users. Pages that change something need the role `admin`."""
-        return self._made(method, pattern, name, self._guarded(page, name, role), Access.SESSION)
+        return self._made(method, pattern, name, self._guarded(page, name, role, pattern), Access.SESSION)
 
     def open_route(self, method: str, pattern: str, name: str, handler: Handler) -> Route:
         """A route that needs no login."""
@@ -132,7 +143,7 @@ class AccessControl:
     def _made(self, method: str, pattern: str, name: str, handler: Handler, access: Access) -> Route:
         return Route(method, f"{HOME}{pattern}", f"dashboard_{name}", handler, access, Place.CONTROL)
 
-    def _guarded(self, page: Page, name: str, role: str) -> Handler:
+    def _guarded(self, page: Page, name: str, role: str, pattern: str) -> Handler:
         async def handle(request: Request) -> Response:
             if request.method == "POST":
                 check_origin(request)
@@ -143,6 +154,10 @@ class AccessControl:
                 return self._offer_form(request, session)
             if session.user.must_change and request.path not in (PASSWORD, f"{HOME}/logout"):
                 return redirect(PASSWORD)
+            if session.apps is not None:
+                if not pattern:
+                    return redirect(f"{HOME}/apps")
+                _check_apps(session.apps, pattern, request)
             if role == "admin" and not session.is_admin:
                 raise ApiError("forbidden", "Viewers can't make changes. Ask an admin.")
             if role == "admin":
@@ -153,7 +168,7 @@ class AccessControl:
 
     async def session_of(self, request: Request) -> Session | None:
         """The session that the request's cookie stands for."""
-        plain = _cookie(request.headers.get("Cookie", ""), cookie_name(request))
+        plain = cookie_of(request)
         return await self.accounts.session(plain) if plain else None
 
     async def _to_login(self, request: Request) -> Response:
@@ -183,6 +198,15 @@ class AccessControl:
 
     def take_notice(self, session_hash: str) -> str | None:
         return self._notices.pop(session_hash, None)
+
+
+def _check_apps(apps: frozenset[str], pattern: str, request: Request) -> None:
+    """Raises ApiError if a user who may see only `apps` may not see this page."""
+    if pattern == _OF_APP or pattern.startswith(f"{_OF_APP}/"):
+        if request.parameters[0] not in apps:
+            raise ApiError("not_found", _NO_APP)
+    elif pattern not in _OF_USER:
+        raise ApiError("forbidden", "You may see some apps only, and this page is about all of them.")
 
 
 def _login_path(path: str) -> str:
@@ -221,17 +245,24 @@ def is_secure(request: Request) -> bool:
     return request.secure
 
 
-def cookie_name(request: Request) -> str:
-    return _SECURE_COOKIE if is_secure(request) else COOKIE
+def cookie_name(request: Request, name: str = COOKIE) -> str:
+    return _SECURE_PREFIX + name if is_secure(request) else name
 
 
-def set_cookie(request: Request, plain: str) -> bytes:
-    """The header line that sets the session cookie; "" deletes the cookie."""
-    line = f"{cookie_name(request)}={plain}{_COOKIE_FORM}"
+def cookie_of(request: Request, name: str = COOKIE) -> str:
+    """The value of a cookie that `set_cookie` set; "" if the request has none."""
+    return _cookie(request.headers.get("Cookie", ""), cookie_name(request, name))
+
+
+def set_cookie(request: Request, plain: str, *, name: str = COOKIE, max_age_s: float | None = None) -> bytes:
+    """The header line that sets a cookie, by default that of the session; "" deletes the cookie."""
+    line = f"{cookie_name(request, name)}={plain}{_COOKIE_FORM}"
     if is_secure(request):
         line += "; Secure"
     if not plain:
-        line += "; Max-Age=0"
+        max_age_s = 0
+    if max_age_s is not None:
+        line += f"; Max-Age={max_age_s:.0f}"
     return header_line("Set-Cookie", line)
 
 

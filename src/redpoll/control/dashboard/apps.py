@@ -63,8 +63,7 @@ class AppPages:
 
     async def show_all(self, visit: Visit) -> Response:
         """GET /dashboard/apps."""
-        apps = sorted(self._records.apps.values(), key=lambda app: (app.name.casefold(), app.id))
-        return visit.page("apps.html", apps=apps)
+        return visit.page("apps.html", apps=visit.apps)
 
     async def new(self, visit: Visit) -> Response:
         return visit.page("app_new.html", form=Form())

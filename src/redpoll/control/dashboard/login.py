@@ -13,8 +13,10 @@ from urllib.parse import parse_qs, urlencode
 
 from redpoll.control.accounts.accounts import FIRST_USER, AccountError, Accounts
 from redpoll.control.accounts.login_throttle import LoginThrottle
+from redpoll.control.accounts.sign_on import SignOn
 from redpoll.control.dashboard.access import (
     HOME,
+    LOGIN,
     PASSWORD,
     AccessControl,
     Visit,
@@ -24,6 +26,7 @@ from redpoll.control.dashboard.access import (
     set_cookie,
 )
 from redpoll.control.dashboard.forms import Form, read_form, read_pairs
+from redpoll.control.dashboard.sign_on import SignOnPages
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Route
@@ -41,16 +44,24 @@ class Login:
     """The pages. The file with the first password, in `data_dir`, is deleted when `admin` logs in."""
 
     def __init__(
-        self, access: AccessControl, accounts: Accounts, data_dir: Path, throttle: LoginThrottle | None = None
+        self,
+        access: AccessControl,
+        accounts: Accounts,
+        data_dir: Path,
+        throttle: LoginThrottle | None = None,
+        *,
+        sign_on: SignOn | None = None,
     ) -> None:
         self._access = access
         self._accounts = accounts
         self._data_dir = data_dir
         self._throttle = throttle or LoginThrottle()
+        self._sign_on = None if sign_on is None else SignOnPages(access, accounts, sign_on, self._throttle)
 
     def routes(self) -> list[Route]:
         access = self._access
         return [
+            *(self._sign_on.routes() if self._sign_on is not None else ()),
             access.open_route("GET", "/login", "login", self.show),
             access.open_route("POST", "/login", "log_in", self.log_in),
             access.route("POST", "/logout", "log_out", self.log_out),
@@ -90,6 +101,7 @@ class Login:
             "name": name,
             "fault": fault,
             "plain_text": not (host.strip("[").startswith(_LOOPBACK) or _is_https(request)),
+            "sign_on": None if self._sign_on is None else f"{HOME}/sso?{urlencode({'next': following})}",
             "first_login": (self._data_dir / FIRST_LOGIN).exists(),
         }
         return Visit(self._access, request, None).page("login.html", status=status, headers=headers, **context)
@@ -129,8 +141,11 @@ class Login:
         return visit.page("resend.html", status=status, headers=headers, resend_path=path, fields=fields)
 
     async def log_out(self, visit: Visit) -> Response:
+        id_token = await self._accounts.id_token(visit.session)
         await self._accounts.log_out(visit.session, visit.request.remote)
-        return redirect("/dashboard/login", set_cookie(visit.request, ""))
+        if self._sign_on is not None and id_token is not None:
+            return await self._sign_on.left(visit, id_token)
+        return redirect(LOGIN, set_cookie(visit.request, ""))
 
     # -- one's own account
 

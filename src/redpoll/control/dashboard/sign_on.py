@@ -1,0 +1,102 @@
+"""The pages of single sign-on: to the provider, back from it, and out again."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+from urllib.parse import parse_qs
+
+import structlog
+
+from redpoll.control.accounts.accounts import Accounts
+from redpoll.control.accounts.login_throttle import LoginThrottle
+from redpoll.control.accounts.sign_on import BEGUN_WITHIN_S, SignOn, SignOnError
+from redpoll.control.dashboard.access import (
+    HOME,
+    LOGIN,
+    AccessControl,
+    Visit,
+    cookie_of,
+    own_path,
+    redirect,
+    set_cookie,
+)
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response
+from redpoll.control.http.router import Route
+from redpoll.protocol.errors import ApiError
+
+__all__ = ["SignOnPages"]
+
+log = structlog.get_logger(__name__)
+
+_CALLBACK: Final = f"{HOME}/sso/callback"
+_COOKIE: Final = "redpoll-sso"
+
+
+class SignOnPages:
+    def __init__(self, access: AccessControl, accounts: Accounts, sign_on: SignOn, throttle: LoginThrottle) -> None:
+        self._access = access
+        self._accounts = accounts
+        self._sign_on = sign_on
+        self._throttle = throttle
+
+    def routes(self) -> list[Route]:
+        access = self._access
+        return [
+            access.open_route("GET", "/sso", "sso", self.begin),
+            access.open_route("GET", "/sso/callback", "sso_callback", self.finish),
+        ]
+
+    async def begin(self, request: Request) -> Response:
+        """GET /dashboard/sso: to the provider. `next` is the page after the login."""
+        following = own_path(parse_qs(request.query).get("next", [HOME])[-1])
+        try:
+            begun = await self._sign_on.begin(_address_of(request) + _CALLBACK, following)
+        except SignOnError as error:
+            return self._refused(request, error)
+        cookie = set_cookie(request, begun.cookie, name=_COOKIE, max_age_s=BEGUN_WITHIN_S)
+        return redirect(begun.url, cookie)
+
+    async def finish(self, request: Request) -> Response:
+        """GET /dashboard/sso/callback: back from the provider."""
+        cookie, address = cookie_of(request, _COOKIE), request.remote
+        # Each wrong answer would cause a request to the provider.
+        wait_s = math.ceil(await self._throttle.admit(address, _name_of(address)))
+        if wait_s > 0:
+            raise ApiError("rate_limited", f"Too many logins fail at present. Try again in {wait_s} s.")
+        try:
+            identity, following = await self._sign_on.finish(request.query, cookie, _address_of(request) + _CALLBACK)
+        except SignOnError as error:
+            return self._refused(request, error)
+        self._throttle.succeeded(address, _name_of(address))
+        plain = await self._accounts.sign_on(identity, address)
+        log.info("single sign-on", who=identity.name, role=identity.role, address=address)
+        return redirect(following, set_cookie(request, plain) + set_cookie(request, "", name=_COOKIE))
+
+    def _refused(self, request: Request, error: SignOnError) -> Response:
+        log.warning("single sign-on refused", reason=error.reason, address=request.remote)
+        gone = set_cookie(request, "", name=_COOKIE)
+        visit = Visit(self._access, request, None)
+        return visit.page(
+            "sign_on_refused.html", status=403, headers=gone, reason=error.reason.partition(":")[0], check=error.check
+        )
+
+    async def left(self, visit: Visit, id_token: str) -> Response:
+        """After the session here has ended: ends the one at the provider, if it offers that.
+
+        A page and no redirect: browsers apply the policy's `form-action` to redirects of a form, too.
+        """
+        gone = set_cookie(visit.request, "")
+        url = await self._sign_on.logout_url(id_token, _address_of(visit.request) + LOGIN)
+        return Visit(self._access, visit.request, None).page("signed_out.html", headers=gone, url=url)
+
+
+def _name_of(address: str) -> str:
+    """What the throttle counts by instead of a user's name, which isn't known yet."""
+    return f"sso {address}"
+
+
+def _address_of(request: Request) -> str:
+    """The dashboard's own address, as the browser has it. The control port takes only Host headers that it knows."""
+    return f"{'https' if request.secure else 'http'}://{request.headers.get('Host', '')}"

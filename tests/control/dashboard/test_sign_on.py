@@ -1,0 +1,62 @@
+"""The pages of single sign-on without a provider that answers. With one: tests/browser/test_sign_on.py."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from ports import reserved_ports
+from redpoll.control.accounts.identity import Identity
+
+
+@pytest.fixture
+async def stranger(make_plane, redis, log_in_to):
+    """Somebody at a dashboard whose provider is away."""
+    with reserved_ports(1) as (port,):
+        settings = {"oidc_issuer": f"http://127.0.0.1:{port}", "oidc_client_id": "redpoll"}
+        plane = await make_plane(redis.url, **settings)
+        browser = await log_in_to(plane)
+        browser.cookie = ""
+        yield browser
+
+
+async def test_login_page_offers_it_and_keeps_the_page_that_was_asked_for(stranger):
+    page = await stranger.get("/dashboard/login?next=%2Fdashboard%2Fusers")
+    assert b'href="/dashboard/sso?next=%2Fdashboard%2Fusers"' in page.body
+    assert b'name="password"' in page.body
+
+
+async def test_provider_that_is_away_is_a_page_and_a_log_line(stranger):
+    with capture_logs() as logged:
+        page = await stranger.get("/dashboard/sso")
+    assert page.status == 403
+    assert b"The provider can&#39;t be reached." in page.body
+    assert b"logs in with a local user" in page.body
+    # The address is for the log only.
+    assert b"well-known" not in page.body
+    (line,) = [line for line in logged if line["event"] == "single sign-on refused"]
+    assert "/.well-known/openid-configuration" in line["reason"]
+
+
+async def test_answers_without_a_login_are_refused(stranger):
+    page = await stranger.get("/dashboard/sso/callback?code=c&state=s")
+    assert page.status == 403
+    assert b"The cookie of the login is missing or not ours." in page.body
+    assert b"Max-Age=0" in page.headers["set-cookie"].encode()
+
+
+async def test_no_pages_without_an_issuer(open_browser):
+    stranger = await open_browser()
+    assert b"single sign-on" not in (await stranger.get("/dashboard/login")).body
+    assert (await stranger.get("/dashboard/sso")).status == 404
+
+
+async def test_user_of_the_provider_has_no_password_here(plane, open_browser):
+    accounts = plane.plane.dashboard.accounts
+    plain = await accounts.sign_on(Identity("https://a 1", "ann", "viewer", frozenset({"3"}), "token"))
+    stranger = await open_browser()
+    assert (await stranger.post("/dashboard/login", name="sso:ann", password="")).status == 401
+    stranger.cookie = f"redpoll={plain}"
+    assert (await stranger.get("/dashboard")).headers["location"] == "/dashboard/apps"
+    page = await stranger.get("/dashboard/account")
+    assert b"your password and your role are those of the provider" in page.body
+    # There is no provider in this plane's settings, so the session ends here only.
+    assert (await stranger.post("/dashboard/logout")).headers["location"] == "/dashboard/login"
