@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "store": ("store",),
     "migrate": ("migrate",),
     "doctor": ("doctor",),
+    "fake": ("fake",),
     "tools": ("openapi", "completion"),
 }
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names}
