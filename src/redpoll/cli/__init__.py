@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from redpoll import __version__
+from redpoll.cli.engine import has_engine, without_engine
 
 __all__ = ["main"]
 
@@ -57,7 +58,7 @@ class _Commands(click.Group):
         module = importlib.import_module(f"redpoll.cli.{_MODULES[cmd_name]}")
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command
+        return command if has_engine() else without_engine(command)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
