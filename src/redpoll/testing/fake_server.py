@@ -159,7 +159,11 @@ class FakeServer(Expectations):
 
     def set(self, **settings: Any) -> None:
         """Changes settings of the app while clients are connected, as `redpoll app set` does. Raises ValueError."""
-        self._run(self.hub.change_app, _changed(self.app, settings))
+        self.change(_changed(self.app, settings))
+
+    def change(self, app: App) -> None:
+        """The app has this record from now on; for what `set` and `keep_history` can't change, such as its keys."""
+        self._run(self.hub.change_app, app)
 
     def keep_history(
         self, name: str, *, prefix: bool = True, keep: int = 100, seconds: int = 3600, **more: Any
@@ -177,8 +181,7 @@ class FakeServer(Expectations):
             fault = f"an app has at most {MAX_HISTORY_RULES} history rules"
         if fault is not None:
             raise ValueError(fault)
-        record = msgspec.structs.replace(self.app, history=with_eras(before, [*others, rule], number))
-        self._run(self.hub.change_app, record)
+        self.change(msgspec.structs.replace(self.app, history=with_eras(before, [*others, rule], number)))
 
     def add_token(self, token: str, scopes: Sequence[str] = ("all",)) -> None:
         """The API accepts this bearer token from now on. Raises ValueError for an unknown scope."""
