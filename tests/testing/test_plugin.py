@@ -1,7 +1,9 @@
 """The plugin as a user has it: a FastAPI-like app's tests in a run of their own."""
 
+import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 # What a user writes: an application that publishes, and tests that only know the fixtures.
@@ -27,7 +29,7 @@ def test_events_are_the_tests_own(redpoll, backend, number):
 
 @pytest.mark.redpoll(watchlist=True)
 def test_the_marker_sets_the_server(redpoll, redpoll_app):
-    assert redpoll.app.watchlist
+    redpoll.set(client_events=False)
     assert redpoll_app.port == redpoll.port
 
 
@@ -41,10 +43,23 @@ def test_a_failure_reaches_the_application(redpoll, backend):
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_app.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    # Without the other plugins of this environment, which take seconds to import.
+    plugins = ["-p", "redpoll.testing.plugin", "-p", "xdist.plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", *plugins, *arguments]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_pytest_finds_the_plugin():
+    found = {one.name: one.value for one in entry_points(group="pytest11")}
+    assert found["redpoll"] == "redpoll.testing.plugin"
 
 
 def test_ten_tests_of_an_application_on_two_workers(tmp_path):
     done = run(tmp_path, "-n", "2")
+    assert "10 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_same_tests_over_the_real_server(tmp_path):
+    done = run(tmp_path, "--redpoll-real")
     assert "10 passed" in done.stdout, done.stdout + done.stderr

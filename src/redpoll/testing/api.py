@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.credentials import check_admitted, granted
-from redpoll.protocol.errors import HTTP_STATUS, ApiError
+from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import InvalidOffset, UnknownEpoch
 from redpoll.protocol.messages import (
     EVENT_INFO,
@@ -50,6 +49,7 @@ from redpoll.protocol.messages import (
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
 from redpoll.protocol.tokens import Token
 from redpoll.testing.clock import Clock
+from redpoll.testing.failures import Failures
 from redpoll.testing.hub import Hub
 from redpoll.testing.request import Request
 
@@ -60,16 +60,6 @@ _ONCE_S: Final = 120.0
 _MAX_REMEMBERED: Final = 10_000
 _FORM: Final = "application/x-www-form-urlencoded"
 _encode: Final = msgspec.json.Encoder().encode
-# What a proxy in front of a server that doesn't answer sends.
-_PROXY_PAGE: Final = "<html><head><title>{status} {phrase}</title></head><body><h1>{status} {phrase}</h1></body></html>"
-
-
-@dataclass
-class _Failure:
-    """Requests that are still to fail with this status."""
-
-    status: int
-    left: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class Api:
         self._hub = hub
         self._clock = clock
         self._master_key = master_key
-        self._failures: list[_Failure] = []
+        self.failures = Failures()
         self._remembered: dict[tuple[str, str], _Remembered] = {}
         self.routes = Routes([*self._table(), *more])
 
@@ -131,18 +121,14 @@ class Api:
 
     # -- from request to answer
 
-    def fail(self, status: int, times: int) -> None:
-        """The next `times` requests to the API get this status, and do nothing."""
-        self._failures.append(_Failure(status, times))
-
     def reset(self) -> None:
-        self._failures.clear()
+        self.failures.reset()
         self._remembered.clear()
 
     def answer(self, request: Request) -> Response:
         try:
             route = self._find(request)
-            if route.wants_credential and (failure := self._failure(request)) is not None:
+            if route.wants_credential and (failure := self.failures.answer(request)) is not None:
                 return failure
             if route.wants_credential:
                 self._admit(request, route)
@@ -178,23 +164,6 @@ class Api:
         request.params, request.token = grant.params, grant.token
         request.space = self._hub.spaces[grant.app.id]
         check_admitted(grant.app, request.headers)
-
-    def _failure(self, request: Request) -> Response | None:
-        if not self._failures:
-            return None
-        failure = self._failures[0]
-        failure.left -= 1
-        if not failure.left:
-            self._failures.pop(0)
-        status = failure.status
-        code = next((code for code, known in HTTP_STATUS.items() if known == status), None)
-        if code is None:
-            page = _PROXY_PAGE.format(status=status, phrase=HTTPStatus(status).phrase)
-            return Response(status, page.encode(), b"Content-Type: text/html\r\n", keep_alive=False)
-        if status == 429:
-            code = "rate_limited"
-            request.more_headers += header_line("Retry-After", "1")
-        return request.error(ApiError(code, f"the test asked for {status} (FakeServer.fail)"))
 
     # -- publishing
 

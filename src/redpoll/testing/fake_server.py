@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -209,9 +208,7 @@ class FakeServer(Expectations):
     def fail(self, status: int, times: int = 1) -> None:
         """The next `times` requests to the HTTP API get this status and do nothing. A status that the server never
         sends, such as 502, comes as a proxy's HTML page. Raises ValueError."""
-        if status not in {known.value for known in HTTPStatus if known.value >= 400} or times < 1:
-            raise ValueError(f"fail takes a status of an error and how often, not {status} and {times}")
-        self._run(self._api.fail, status, times)
+        self._run(self._api.failures.add, status, times)
 
     def disconnect(self, code: int | None = Code.RECONNECT, message: str = "", *, socket_id: str | None = None) -> int:
         """Closes all connections, or the one with `socket_id`, with this code. None: the TCP connection ends without a

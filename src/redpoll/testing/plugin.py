@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from redpoll.testing import FakeServer
+    from redpoll.testing.server import Server
 
 __all__ = ["RedpollApp", "pytest_addoption", "redpoll", "redpoll_app"]
 
@@ -39,19 +40,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture
-def redpoll(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
-    """A running server with one app. `@pytest.mark.redpoll(watchlist=True)` sets what FakeServer takes."""
-    # Imported here: pytest loads this module in every run.
-    from redpoll.testing import FakeServer
+@pytest.fixture(scope="session")
+def _redpoll_server() -> Iterator[Server]:
+    """The real server of this process, which all its tests share: each has an app of its own."""
+    from redpoll.testing.server import Server
 
-    marker = request.node.get_closest_marker("redpoll")
-    with FakeServer(**(marker.kwargs if marker is not None else {})) as server:
+    with Server() as server:
         yield server
 
 
 @pytest.fixture
-def redpoll_app(redpoll: FakeServer) -> RedpollApp:
+def redpoll(request: pytest.FixtureRequest) -> Iterator[FakeServer | Server]:
+    """A running server with one app. `@pytest.mark.redpoll(watchlist=True)` sets the app."""
+    # Imported here: pytest loads this module in every run.
+    from redpoll.testing import FakeServer
+
+    marker = request.node.get_closest_marker("redpoll")
+    settings = marker.kwargs if marker is not None else {}
+    if request.config.getoption("--redpoll-real"):
+        server: Server = request.getfixturevalue("_redpoll_server")
+        server.new_app(**settings)
+        yield server
+        server.disconnect(None)
+    else:
+        with FakeServer(**settings) as fake:
+            yield fake
+
+
+@pytest.fixture
+def redpoll_app(redpoll: FakeServer | Server) -> RedpollApp:
     """The app of the fixture `redpoll`."""
     return RedpollApp(
         redpoll.app_id, redpoll.app_key, redpoll.app_secret, redpoll.host, redpoll.port, redpoll.pusher_url

@@ -14,7 +14,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.testing.request import Request
 from redpoll.testing.socket import House, Socket
 
-__all__ = ["Port"]
+__all__ = ["Port", "request_of"]
 
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _FIELDS: Final = {name.lower().encode(): name for name in FIELDS}
@@ -96,7 +96,7 @@ class Port(asyncio.Protocol):
     def _respond(self) -> None:
         head = self._head
         assert head is not None
-        request = self._request(head, bytes(self._body))
+        request = request_of(head, bytes(self._body))
         response = self._answer(request)
         names = dict(head.headers)
         is_1_0 = head.http_version == b"1.0"
@@ -108,11 +108,6 @@ class Port(asyncio.Protocol):
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
         if rest:
             self._parser.receive_data(rest)
-
-    @staticmethod
-    def _request(head: h11.Request, body: bytes) -> Request:
-        headers = {_FIELDS[name]: value.decode("latin-1") for name, value in head.headers if name in _FIELDS}
-        return Request(head.method.decode(), head.target.decode("latin-1"), headers, body)
 
     def _write(self, response: Response, method: str, is_1_0: bool = False) -> None:
         dateline.tick()
@@ -138,3 +133,8 @@ class Port(asyncio.Protocol):
 
 def _size_of(head: h11.Request) -> int:
     return len(head.target) + sum(len(name) + len(value) + len(b": \r\n") for name, value in head.headers)
+
+
+def request_of(head: h11.Request, body: bytes) -> Request:
+    headers = {_FIELDS[name]: value.decode("latin-1") for name, value in head.headers if name in _FIELDS}
+    return Request(head.method.decode(), head.target.decode("latin-1"), headers, body)
