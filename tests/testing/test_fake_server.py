@@ -82,7 +82,9 @@ assert held() == before, (held(), before)
 
 def test_two_hundred_servers_leave_no_thread_no_task_and_no_descriptor():
     # A task or a transport that is left makes a warning when it is collected.
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", TWO_HUNDRED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", TWO_HUNDRED], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
