@@ -5,13 +5,19 @@ release build, and run the engine's tests on it:
 
     REDPOLL_DEBUG=1 python setup.py build --build-base build/debug --build-lib build/debug/lib
     PYTHONPATH=build/debug/lib python -m pytest tests/ext
+
+`REDPOLL_PURE=1` builds none of them, as on other systems than Linux.
 """
 
 import os
+import sys
+from typing import Any
 
-from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+# Off Linux, and with REDPOLL_PURE=1, the package has no engine: `redpoll serve` says so, and all that reaches a server
+# by its address works, and redpoll.testing (src/redpoll/cli/engine.py).
+PURE = not sys.platform.startswith("linux") or os.environ.get("REDPOLL_PURE", "") not in ("", "0")
 DEBUG = os.environ.get("REDPOLL_DEBUG", "") not in ("", "0")
 
 # A checkout must not pick up objects that were compiled for the other kind of build.
@@ -42,8 +48,12 @@ extensions = [
     )
 ]
 
-setup(
-    ext_modules=cythonize(
+
+def compiled() -> list[Any]:
+    """The extensions as C. Cython is only needed for them."""
+    from Cython.Build import cythonize
+
+    modules: list[Any] = cythonize(
         extensions,
         build_dir=BUILD_FOLDER,
         include_path=["ext"],
@@ -56,6 +66,11 @@ setup(
             "cdivision": True,
             "embedsignature": True,
         },
-    ),
+    )
+    return modules
+
+
+setup(
+    ext_modules=[] if PURE else compiled(),
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

@@ -5,7 +5,8 @@ import itertools
 import json
 
 from receiver import Request
-from redpoll.cluster.outbox import Taken, Transition
+from redpoll.cluster.outbox import Taken
+from redpoll.cluster.transition import Transition
 
 APP, OTHER = "1", "2"
 # Long ago, so that a test notices a use of the real time.

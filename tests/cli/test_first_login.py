@@ -42,7 +42,7 @@ def test_server_with_several_apps_names_the_commands_that_show_them(typed, monke
     address = {"host": "::1", "port": 6001, "tls_port": None, "control_host": "::1", "control_port": 9601}
     apps = [{"id": "1", "key": "a", "secret": "the-secret"}, {"id": "2", "key": "b", "secret": "the-secret"}]
     monkeypatch.setattr(
-        "redpoll.cli.first_login.run", lambda _settings, verb, _args: address if verb == "server show" else apps
+        "redpoll.cli.users.run", lambda _settings, verb, _args: address if verb == "server show" else apps
     )
     text = typed("first-login").stdout
     assert "has 2 apps: `redpoll app list`" in text

@@ -7,9 +7,10 @@ import pytest
 from bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.envelopes import event_tail
-from redpoll.cluster.history import History, InvalidOffset, Page, Row, UnknownEpoch
+from redpoll.cluster.history import History, Page, Row
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
+from redpoll.protocol.history import InvalidOffset, UnknownEpoch
 
 RULE = HistoryRule(id="abcdef", name="news", prefix=True, keep=1_000, seconds=3_600)
 APP = App(id="7", name="test", keys=(), history=(RULE,))

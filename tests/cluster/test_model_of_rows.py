@@ -22,8 +22,9 @@ from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
 from redpoll.cluster.membership.reaper import Reaper
-from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.transition import Transition
 
 HISTORIES = int(os.environ.get("HISTORIES", "5"))
 

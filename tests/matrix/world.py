@@ -146,7 +146,7 @@ async def running_world() -> AsyncIterator[World]:
         with Server(workers=2, **settings) as server, _trusted(certificate):
             async with Node(server) as node:
                 world = World(server, {}, node, "", certificate)
-                async with _website(world):
+                async with website(world):
                     await _make_apps(world)
                     world.chromium_version = await _open_chromium(world)
                     yield world
@@ -200,7 +200,7 @@ async def _open_chromium(world: World) -> str:
 
 
 @asynccontextmanager
-async def _website(world: World) -> AsyncIterator[None]:
+async def website(world: World) -> AsyncIterator[None]:
     """The application: its page, and its endpoints `/auth` and `/user-auth`."""
 
     def who(request: web.Request) -> Visitor:

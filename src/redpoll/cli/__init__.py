@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from redpoll import __version__
+from redpoll.cli.engine import has_engine, without_engine
 
 __all__ = ["main"]
 
@@ -25,12 +26,10 @@ _COMMANDS: Final = {
     "apps": ("app",),
     "imports": ("import",),
     "apply": ("apply", "export"),
-    "keys": ("key",),
-    "tokens": ("token",),
+    "credentials": ("key", "token"),
     "history": ("history",),
     "webhooks": ("webhook", "dead-letter"),
-    "users": ("user",),
-    "first_login": ("first-login",),
+    "users": ("user", "first-login"),
     "connections": ("connections",),
     "debug": ("debug",),
     "demo": ("demo",),
@@ -39,6 +38,7 @@ _COMMANDS: Final = {
     "backup": ("backup", "restore"),
     "store": ("store", "migrate"),
     "doctor": ("doctor",),
+    "fake": ("fake",),
     "tools": ("openapi", "completion"),
 }
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names}
@@ -57,7 +57,7 @@ class _Commands(click.Group):
         module = importlib.import_module(f"redpoll.cli.{_MODULES[cmd_name]}")
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command
+        return command if has_engine() else without_engine(command)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from redpoll.cli.common import print_json, refuse
+from redpoll.cli.credentials import state
 from redpoll.cli.execute import run
-from redpoll.cli.keys import state
 from redpoll.cli.records_command import AppCommand, records_command
 from redpoll.config import config
 

@@ -7,6 +7,7 @@ import sys
 import click
 
 from redpoll.cli.common import fail, print_json, refuse, settings_of, with_config
+from redpoll.cli.engine import need_engine
 
 __all__ = ["doctor"]
 
@@ -49,7 +50,7 @@ def doctor(
 
     Exit codes: 0 nothing failed, 1 a check failed, 2 the address or the settings are wrong.
     """
-    from redpoll.doctor import machine, outside
+    from redpoll.doctor import outside
     from redpoll.doctor.report import Finding, Verdict, as_text, worst
     from redpoll.doctor.report import as_json as json_of
     from redpoll.doctor.target import TargetError, parse
@@ -68,6 +69,9 @@ def doctor(
             show(finding)
 
     if url is None:
+        need_engine("redpoll doctor without URL, which checks a machine that serves,")
+        from redpoll.doctor import machine
+
         settings = settings_of(config_path, {"data_dir": data_dir}, read_files=False)
         for finding in asyncio.run(machine.examine(settings)):
             show(finding)

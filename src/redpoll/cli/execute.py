@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from redpoll.cli.common import fail
+from redpoll.cli.engine import need_engine
 from redpoll.config import config
 
 __all__ = ["import_store", "run"]
@@ -31,6 +32,7 @@ _STORE_MODULES = (
 def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s: float = 30.0) -> Any:
     """Runs a command here if the data folder is free, else in the server that owns it, which must answer within
     `timeout_s`. Exits with 1 on failure."""
+    need_engine("the server's data folder (without --url)")
     from redpoll.host import datafolder
     from redpoll.ipc import command_socket
 

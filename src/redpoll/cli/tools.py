@@ -7,6 +7,7 @@ import json
 import click
 
 from redpoll.cli.common import fail, print_json, refuse
+from redpoll.cli.engine import need_engine
 from redpoll.cli.remote import execute, fetch_json, session
 from redpoll.doctor.target import TargetError, parse
 
@@ -27,6 +28,7 @@ def openapi(url: str | None, as_json: bool) -> None:
       redpoll openapi --url wss://ws.example.com/app/KEY
     """
     if url is None:
+        need_engine("redpoll openapi without --url")
         from redpoll.control.api.routes import document
 
         print_json(json.loads(document()))

@@ -21,16 +21,15 @@ from redpoll.cluster.envelopes import event_of_tail
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Done, Link
 from redpoll.cluster.redis.scripts import CLEAR, HISTORY, LOCATE, Script
+from redpoll.protocol.history import check_position
 
 __all__ = [
     "MAX_DELIVERED",
     "MAX_PAGE_ROWS",
     "History",
     "HistoryPosition",
-    "InvalidOffset",
     "Page",
     "Row",
-    "UnknownEpoch",
 ]
 
 # Bounds of a page, which Redis reads in one step. A single message may have more bytes.
@@ -47,28 +46,6 @@ _MAX_PAGES: Final = 16
 
 # Offsets that a position remembers, of 8 bytes each.
 MAX_DELIVERED: Final = 256
-
-
-class UnknownEpoch(Exception):
-    """The channel's history doesn't have this epoch, or no longer has it. `epoch` is its present one, "" for none."""
-
-    def __init__(self, epoch: str) -> None:
-        super().__init__(epoch)
-        self.epoch = epoch
-
-    def __str__(self) -> str:
-        return f"the history is of epoch {self.epoch!r}" if self.epoch else "the channel has no history"
-
-
-class InvalidOffset(Exception):
-    """The offset is greater than `top`, the last offset of this epoch."""
-
-    def __init__(self, top: int) -> None:
-        super().__init__(top)
-        self.top = top
-
-    def __str__(self) -> str:
-        return f"the last offset is {self.top}"
 
 
 class Row(NamedTuple):
@@ -127,10 +104,7 @@ class Page(NamedTuple):
 
     def check(self, epoch: str, offset: int = 0) -> None:
         """Raises UnknownEpoch or InvalidOffset if `epoch` and `offset` are no position in this history."""
-        if epoch != self.epoch or not epoch:
-            raise UnknownEpoch(self.epoch)
-        if offset > self.top:
-            raise InvalidOffset(self.top)
+        check_position(self.epoch, self.top, epoch, offset)
 
 
 def _clamped(offset: int) -> int:

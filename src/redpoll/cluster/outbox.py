@@ -16,8 +16,9 @@ import structlog
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import OUTBOX_TAKE, RESTATE
+from redpoll.cluster.transition import Transition
 
-__all__ = ["Outbox", "Subject", "Taken", "Transition"]
+__all__ = ["Outbox", "Subject", "Taken"]
 
 log = structlog.get_logger(__name__)
 
@@ -30,28 +31,6 @@ _MAX_BYTES: Final = 128 * 1024
 # Bounds of one `take`, which its reader stores in one transaction.
 _MAX_DRAIN_ROWS: Final = 1_000
 _MAX_DRAIN_BYTES: Final = 8 * 1024 * 1024
-
-
-class Transition(NamedTuple):
-    """One row. `event` is channel.occupied, channel.vacated, member.added, member.removed, client_event, cache.miss or
-    subscription.count. `user`, on presence channels, is the user who joined, left or sent. `time_ms` is when it
-    happened, also for a leave that was held back; Unix time. `stamp` grows per channel in the order of the changes,
-    with gaps.
-
-    `detail` is JSON or b"": the number of subscriptions for channel.occupied and subscription.count, the user_info for
-    member.added, an object of `event`, `data` and `socket_id` for client_event. `trace` is the trace id of a client
-    event.
-    """
-
-    shard: int
-    stamp: int
-    event: str
-    app_id: str
-    channel: str
-    user: str | None
-    time_ms: int
-    detail: bytes
-    trace: str | None
 
 
 class Subject(NamedTuple):

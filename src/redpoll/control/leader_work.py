@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 
 from redpoll.cluster.membership.reaper import Reaper
-from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.transition import Transition
 from redpoll.control.janitor import ControlJanitor
 from redpoll.control.nodes.leadership import LeaderStore
 from redpoll.control.tracing.spans import Spans

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, valid_name
+from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, needs_auth, valid_name
 from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Key",
     "Setting",
     "Value",
+    "has_place",
     "history_fault",
     "parse_setting",
     "with_eras",
@@ -123,6 +124,10 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The oldest enabled key, which the server itself signs with; None if all are disabled."""
         return next((key for key in self.keys if key.enabled), None)
 
+    def has_place(self, channel: str, occupied: int) -> bool:
+        """Whether `channel` may become occupied beside `occupied` others (max_occupied_channels)."""
+        return has_place(channel, occupied, self.max_occupied_channels)
+
     def history_rule(self, channel: str) -> HistoryRule | None:
         """The rule for `channel`, or None if its messages aren't stored. The channel's own rule wins, then the longest
         prefix. Called for each published event."""
@@ -140,6 +145,12 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if found is None or not found.keep or channel.startswith((SERVER_TO_USER, OWN_PREFIX)):
             return None
         return found
+
+
+def has_place(channel: str, occupied: int, limit: int) -> bool:
+    """Whether a channel may become occupied beside `occupied` others. Public channels are refused from half of the
+    limit on; 0 is no limit."""
+    return not limit or occupied < (limit if needs_auth(channel) else -(-limit // 2))
 
 
 # -- history rules ------------------------------------------------------------------------------------------

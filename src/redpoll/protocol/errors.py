@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import msgspec
 
-__all__ = ["HTTP_STATUS", "ApiError", "ClientError", "Code", "close_reason", "fault_of"]
+__all__ = ["CLOSE_TEXTS", "HTTP_STATUS", "ApiError", "ClientError", "Code", "close_reason", "fault_of"]
 
 # A close frame has 125 bytes, two of which are the code (RFC 6455 section 5.5).
 _MAX_REASON_BYTES = 123
@@ -35,6 +35,13 @@ class Code(IntEnum):
     CLIENT_EVENT_REJECTED = 4301
     WATCHLIST_TOO_LONG = 4302
 
+
+# The texts of closes that always have the same.
+CLOSE_TEXTS: dict[Code, str] = {
+    Code.APP_DISABLED: "the app is disabled",
+    Code.OVER_QUOTA: "the app has reached its limit of connections",
+    Code.PONG_NOT_RECEIVED: "Pong reply not received in time",
+}
 
 # Codes of the HTTP API, ordered by status (protocol/README.md "Errors").
 HTTP_STATUS: dict[str, int] = {

@@ -1,6 +1,7 @@
 """The JSON of every frame that the server composes (protocol/README.md "Frames").
 
-Not the WebSocket framing around it, and not published events: `redpoll._frame` makes those from the bytes on the bus.
+Not the WebSocket framing around it. Workers make published events by `redpoll._frame`, from the bytes on the bus;
+`event` is the same in plain Python, for `redpoll.testing` and for the tests of `redpoll._frame`.
 `data` is a string in every frame but `pusher:error`, where it is an object. All functions return one frame's JSON
 in UTF-8.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "connection_established",
     "console",
     "error",
+    "event",
     "history",
     "member_added",
     "member_removed",
@@ -60,6 +62,17 @@ def error(code: int | None, message: str) -> bytes:
     `connection_established`: pusher-js hangs then."""
     body = _encode({"code": None if code is None else int(code), "message": message})
     return b'{"event":"pusher:error","data":%b}' % body
+
+
+def event(channel: str, name: str, data: str, user_id: str | None = None, offset: int | None = None) -> bytes:
+    """A published event, or a client event, which has the sender's `user_id` on presence channels. `offset` is for
+    clients that recover, on channels with history."""
+    body: dict[str, Any] = {"event": name, "channel": channel, "data": data}
+    if user_id is not None:
+        body["user_id"] = user_id
+    if offset is not None:
+        body["offset"] = offset
+    return _encode(body)
 
 
 def pong() -> bytes:

@@ -6,20 +6,26 @@ cluster stores it. What clients may send: protocol/README.md "History and recove
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 __all__ = [
     "DEFAULT_LIMIT",
+    "MAX_ANSWER_BYTES",
     "MAX_LIMIT",
     "MAX_OFFSET",
     "MAX_REWIND_S",
     "MAX_STORED_MESSAGES",
     "MAX_STORED_S",
+    "InvalidOffset",
     "Position",
     "Rewind",
     "StoredMessage",
+    "UnknownEpoch",
+    "bounded",
+    "check_position",
     "parse_page",
     "parse_position",
     "parse_rewind",
@@ -34,6 +40,10 @@ MAX_REWIND_S = MAX_STORED_S
 # Offsets are microseconds and must fit a JavaScript number.
 MAX_OFFSET = 2**53 - 1
 
+# Of one answer to `pusher:history` as it is sent; a single message may be larger.
+MAX_ANSWER_BYTES = 256 * 1024
+
+_encode = msgspec.json.Encoder().encode
 # Only bounds the input; Redis knows which epoch is current.
 _MAX_EPOCH_CHARS = 100
 _POSITION = re.compile(r"([^:]{1,100}):([0-9]{1,16})").fullmatch
@@ -67,6 +77,52 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     event: str
     data: str
     time_ms: int
+
+
+class UnknownEpoch(Exception):
+    """The channel's history doesn't have this epoch, or no longer has it. `epoch` is its present one, "" for none."""
+
+    def __init__(self, epoch: str) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"the history is of epoch {self.epoch!r}" if self.epoch else "the channel has no history"
+
+
+class InvalidOffset(Exception):
+    """The offset is greater than `top`, the last offset of this epoch."""
+
+    def __init__(self, top: int) -> None:
+        super().__init__(top)
+        self.top = top
+
+    def __str__(self) -> str:
+        return f"the last offset is {self.top}"
+
+
+def check_position(epoch: str, top: int, asked_epoch: str, offset: int = 0) -> None:
+    """Raises UnknownEpoch or InvalidOffset if `asked_epoch` and `offset` are no position in the history of this `epoch`
+    ("" for none), whose last offset is `top`."""
+    if asked_epoch != epoch or not epoch:
+        raise UnknownEpoch(epoch)
+    if offset > top:
+        raise InvalidOffset(top)
+
+
+def bounded(messages: Sequence[StoredMessage], newest: bool) -> tuple[list[StoredMessage], bool]:
+    """As many messages from the newer or older end as one `pusher:history` may have, and whether others are left."""
+    taken: list[StoredMessage] = []
+    size = 0
+    for message in reversed(messages) if newest else messages:
+        # The answer's `data` is JSON within JSON, so escaped characters are escaped twice.
+        size += len(_encode(_encode(message).decode()))
+        if taken and size > MAX_ANSWER_BYTES:
+            break
+        taken.append(message)
+    if newest:
+        taken.reverse()
+    return taken, len(taken) < len(messages)
 
 
 def parse_position(value: Any) -> Position:

@@ -7,10 +7,14 @@ import msgspec
 from redpoll.protocol.errors import ClientError, Code, fault_of
 from redpoll.protocol.presence import Member, info_of, user_id_fault
 
-__all__ = ["MAX_WATCHED", "User", "parse_user"]
+__all__ = ["MAX_WATCHED", "OFFLINE_AFTER_S", "TERMINATED", "User", "parse_user"]
 
 # Pusher's limit of a watchlist.
 MAX_WATCHED = 100
+# A user who went offline is reported after this time, so that a page reload goes unnoticed.
+OFFLINE_AFTER_S = 3.0
+# The text of the close of a user's connections.
+TERMINATED = "the user's connections were terminated by the app"
 
 
 class User(msgspec.Struct, frozen=True, gc=False):

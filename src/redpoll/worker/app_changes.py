@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from redpoll import _engine
 from redpoll.loop.slices import walk
-from redpoll.protocol.errors import Code
+from redpoll.protocol.errors import CLOSE_TEXTS, Code
 from redpoll.worker.timers.paced_close import PacedClose
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AppChanges:
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
             self._each_of_app(app_id, self._janitor.sign_in_timeout_changed)
         if not new.enabled:
-            self._close_app(app_id, Code.APP_DISABLED, "the app is disabled")
+            self._close_app(app_id, Code.APP_DISABLED, CLOSE_TEXTS[Code.APP_DISABLED])
 
     def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
         """Calls `work` with each open connection of the app, a slice of them in each pass of the loop. It follows the

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pusher import Pusher
 
-from redpoll.cluster.outbox import Transition
+from redpoll.cluster.transition import Transition
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, headers, render, sign
 from redpoll.protocol.apps import Key
 

@@ -21,6 +21,7 @@ from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import OCCUPIED, RESERVE
 from redpoll.loop.slices import Queue
+from redpoll.protocol.apps import has_place
 from redpoll.protocol.channels import needs_auth
 
 __all__ = ["Outcome", "Places", "with_place"]
@@ -35,11 +36,11 @@ Outcome = bool | Exception
 
 def with_place(reserved: Iterable[str], occupied: Mapping[str, bool], total: int, limit: int) -> set[str]:
     """Which of the `reserved` channels, in their order, have a place, if `total` channels are occupied. Each worker
-    comes to the same result. Public channels are refused from half of the limit on; 0 is no limit."""
+    comes to the same result."""
     places = set()
     for channel in reserved:
         if not occupied[channel]:
-            if limit and total >= (limit if needs_auth(channel) else -(-limit // 2)):
+            if not has_place(channel, total, limit):
                 continue
             total += 1
         places.add(channel)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from redpoll.protocol.users import OFFLINE_AFTER_S
+
 __all__ = ["Timings"]
 
 
@@ -25,8 +27,8 @@ class Timings:
     """Between two looks at the total of an app's occupied channels."""
     full_s: float = 1.0
     """For so long after a refusal, an app's further channels are refused without another look at its total."""
-    offline_s: float = 3.0
-    """A user who went offline is reported after this time, so that a page reload goes unnoticed."""
+    offline_s: float = OFFLINE_AFTER_S
+    """A user who went offline is reported after this time."""
     admit_retry_s: float = 0.5
     """Between two attempts of a connection that found its app full."""
     max_admit_s: float = 7.0

@@ -17,15 +17,16 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.traces import new_trace_id
 from redpoll.control.http.auth_failures import AuthFailures
 from redpoll.control.http.authentication import Authentication, Credentials
+from redpoll.control.http.cross_origin import allowed_to_read
 from redpoll.control.http.host_names import HostNames
 from redpoll.control.http.ratelimit import WINDOW_S, RateLimit, Window
-from redpoll.control.http.request import Request, error_response
-from redpoll.control.http.response import Response, header_line
-from redpoll.control.http.router import Place, Route, Routes, no_times
+from redpoll.control.http.request import Request
+from redpoll.control.http.response import Response, error_response, header_line
+from redpoll.control.http.router import NoRoute, Place, Route, Routes, no_times
 from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
-from redpoll.protocol import auth, handshake
+from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.store.errors import StoreUnavailable
@@ -34,8 +35,6 @@ __all__ = ["Front"]
 
 log = structlog.get_logger(__name__)
 
-_VARY: Final = b"Vary: Origin\r\n"
-_EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
 # Error code and text by status, for a body that isn't read to its end.
 _BODY_REFUSALS: Final = {
     408: ("bad_request", "the body was not complete in time"),
@@ -257,11 +256,9 @@ class Front:
             raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
         route = by_method.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
-            if not by_method:
-                raise ApiError("not_found", "no such path")
-            allowed = ", ".join(sorted(by_method))
-            request.more_headers = header_line("Allow", allowed)
-            raise ApiError("method_not_allowed", f"method not allowed; use {allowed}")
+            fault = NoRoute(by_method)
+            request.more_headers = fault.headers
+            raise fault
         if route.place is Place.CONTROL:
             if request.from_worker:
                 raise ApiError("not_found", "no such path")
@@ -297,11 +294,4 @@ class Front:
 
     def _cross_origin(self, request: Request) -> bytes:
         """The header lines that let a page of an allowed origin read the response (protocol/README.md "CORS")."""
-        origin = request.headers.get("Origin")
-        if origin is None or not origin.isascii():
-            return _VARY
-        app = self._apps.get(request.parameters[0])
-        # An unknown app is treated like one that allows every origin, so that the headers don't show which ids exist.
-        if app is not None and not handshake.origin_allowed(origin, app.allowed_origins):
-            return _VARY
-        return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY
+        return allowed_to_read(request.headers.get("Origin"), self._apps.get(request.parameters[0]))

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from redpoll.control.api.api import Api
 from redpoll.control.api.browser_module import BrowserModule
-from redpoll.control.api.history import HISTORY_QUERY, ChannelHistory
+from redpoll.control.api.history import ChannelHistory
+from redpoll.control.api.history_query import HISTORY_QUERY
 from redpoll.control.api.openapi import Document, document_of
 from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.http.schemas import (

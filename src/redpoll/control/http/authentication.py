@@ -1,12 +1,11 @@
 """Finds the app that an HTTP request authenticates for, and limits the requests of an address that fail.
 
-protocol.auth checks signatures, _http those in the usual layout. If a request has several credentials, only the first
-one counts, in the order: token, header pair, signature (protocol/README.md "HTTP API").
+protocol.credentials decides, and protocol.auth checks signatures; _http checks those in the usual layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redpoll._http import signed_params
@@ -15,8 +14,9 @@ from redpoll.control.http.ratelimit import WINDOW_S
 from redpoll.control.http.response import header_line
 from redpoll.control.http.router import Access, Route
 from redpoll.protocol import auth
+from redpoll.protocol.credentials import Records, check_admitted, granted, has_pair, has_token
 from redpoll.protocol.errors import ApiError
-from redpoll.protocol.tokens import Token, fault_of_token
+from redpoll.protocol.tokens import Token
 
 if TYPE_CHECKING:
     from redpoll.control.http.auth_failures import AuthFailures
@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Authentication", "Credentials"]
 
 
-class Credentials(Protocol):
-    """The part of control/records/records.py that authentication uses: apps by id and by key, tokens by their hash."""
+class Credentials(Records, Protocol):
+    """The part of control/records/records.py that authentication uses."""
 
-    @property
-    def apps(self) -> Mapping[str, App]: ...
-    @property
-    def by_key(self) -> Mapping[str, App]: ...
-    @property
-    def tokens(self) -> Mapping[str, Token]: ...
     @property
     def is_current(self) -> Callable[[], bool]: ...
     def token_used(self, token: Token, now_s: float) -> None: ...
@@ -86,7 +80,7 @@ class Authentication:
             self.authenticate(request, route, body)
             return
         wait_s = failures.wait_s(request.remote)
-        if wait_s and not signed and not _has_token(request) and not _has_pair(request):
+        if wait_s and not signed and not has_token(request.headers) and not has_pair(request.headers):
             is_checked = not request.headers and route.access is Access.APP
             if is_checked or not self._signed(request, route, body):
                 raise _limited(request, failures, wait_s)
@@ -120,25 +114,24 @@ class Authentication:
         An unknown app gets the same response as a wrong key, so that clients can't find out which ids exist. Only a
         token for every app gets 404 (protocol/README.md "Tokens").
         """
-        headers = request.headers
-        app: App | None
-        if _has_token(request):
-            app = self._app_of_token(request, route)
-        elif _has_pair(request):
-            key = headers.get("X-Service-Key", "")
-            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._by_key.get(key)
-            auth.check_pair(app, key, headers.get("X-Service-Secret", ""))
-            request.params = auth.parse_query(request.query)
-        else:
-            app = self._apps.get(request.parameters[0]) if route.access is Access.APP else self._app_of_query(request)
-            path, prefix = request.path, self._prefix_of(request.path)
-            request.params = auth.check_query(app, request.method, path, request.query, body, self._clock(), prefix)
-        assert app is not None
-        request.app, request.caller_known = app, True
-        if not app.enabled:
-            raise ApiError("app_disabled", "this app is disabled")
-        if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
-            raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
+        prefix = self._prefix_of(request.path)
+        app_id = request.parameters[0] if route.access is Access.APP else None
+        now_s = self._clock()
+        grant = granted(
+            self._records,
+            request.headers,
+            (request.method, request.path, request.query, body),
+            route.scope,
+            app_id,
+            now_s,
+            prefix,
+        )
+        if grant.token is not None:
+            self._records.token_used(grant.token, now_s)
+            request.token = grant.token
+        request.params = grant.params
+        request.app, request.caller_known = grant.app, True
+        check_admitted(grant.app, request.headers)
 
     def _took(self, request: Request, signed: tuple[str, bool] | None) -> bool:
         """Sets the app of a request that is signed in the usual layout. False: protocol.auth decides, and says what is
@@ -174,41 +167,6 @@ class Authentication:
     def _prefix_of(self, path: str) -> str:
         """The prefix that libraries leave out of the path that they sign."""
         return auth.PREFIX if self.without_prefix(path) is path else self.path_prefix
-
-    def _app_of_token(self, request: Request, route: Route) -> App:
-        now_s = self._clock()
-        plain = request.headers["Authorization"].partition(" ")[2].strip()
-        token = self._records.tokens.get(auth.token_hash(plain))
-        if route.access is Access.APP:
-            app_id = request.parameters[0]
-        else:
-            app_id = (token.app_id if token is not None else None) or ""
-        fault = fault_of_token(token, route.scope, app_id, now_s)
-        if fault is not None:
-            raise fault
-        assert token is not None
-        if not app_id:
-            raise ApiError("bad_request", "this token is for every app; name the app in the path: /apps/ID/…")
-        app = self._apps.get(app_id)
-        if app is None:
-            raise ApiError("unknown_app", "there is no app with this id")
-        self._records.token_used(token, now_s)
-        request.params = auth.parse_query(request.query)
-        request.token = token
-        return app
-
-    def _app_of_query(self, request: Request) -> App | None:
-        # If auth_key is repeated, any of its values will do: check_query refuses the request.
-        return self._by_key.get(dict(auth.parse_query(request.query)).get("auth_key", ""))
-
-
-def _has_token(request: Request) -> bool:
-    headers = request.headers
-    return "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer"
-
-
-def _has_pair(request: Request) -> bool:
-    return "X-Service-Key" in request.headers or "X-Service-Secret" in request.headers
 
 
 def _limited(request: Request, failures: AuthFailures, wait_s: int) -> ApiError:

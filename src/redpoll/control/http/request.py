@@ -10,32 +10,21 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from redpoll._http import IncomingRequest
 from redpoll._publish import Call
 from redpoll.cluster.traces import new_trace_id
-from redpoll.control.http.response import JSON, Response
+from redpoll.control.http.response import TRACE_HEAD, Response, error_response
 from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0, LAST
 from redpoll.protocol import auth
+from redpoll.protocol.credentials import key_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 
-__all__ = ["Parent", "Request", "error_response"]
+__all__ = ["Parent", "Request"]
 
-_RETRY_AFTER: Final = b"Retry-After: 1\r\n"
-# RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
-_CHALLENGES: Final = {
-    "token_expired": b'WWW-Authenticate: Bearer error="invalid_token", error_description="expired"\r\n',
-    "token_revoked": b'WWW-Authenticate: Bearer error="invalid_token", error_description="revoked"\r\n',
-    "insufficient_scope": b'WWW-Authenticate: Bearer error="insufficient_scope"\r\n',
-}
-_CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
-_TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 # W3C Trace Context: version, trace id, parent id, flags. The trace id must not be all zeros.
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class Parent(NamedTuple):
@@ -129,11 +118,7 @@ class Request(IncomingRequest):
         """
         if self.found_key is not None:
             return self.found_key
-        if self.token is not None:
-            signing = self.app.signing_key()
-            return "" if signing is None else signing.key
-        key = self.headers.get("X-Service-Key")
-        return (self.param("auth_key") or "") if key is None else key
+        return key_of(self.app, self.token, self.headers, self.params)
 
     def param(self, name: str) -> str | None:
         """The value of a query parameter; the last one if it is repeated."""
@@ -147,7 +132,7 @@ class Request(IncomingRequest):
         return Response(
             200,
             body,
-            b"%b%b\r\n%b%b" % (_TRACE_HEAD, self.trace_id.encode(), self.more_headers, more_headers),
+            b"%b%b\r\n%b%b" % (TRACE_HEAD, self.trace_id.encode(), self.more_headers, more_headers),
         )
 
     def error(self, error: ApiError, status: int = 0) -> Response:
@@ -155,18 +140,3 @@ class Request(IncomingRequest):
         response = error_response(error, self.trace_id, status)
         response.headers += self.more_headers
         return response
-
-
-def error_response(error: ApiError, trace_id: str, status: int = 0) -> Response:
-    """An error response (protocol/README.md "Errors"): `{"error", "code", "status", "trace_id"}`.
-
-    503 has a Retry-After header, 401 a WWW-Authenticate header. `status`, if not 0, replaces the status of the error's
-    code.
-    """
-    body: dict[str, Any] = error.body(trace_id)
-    body["status"] = status = status or error.status
-    if not body["error"].isascii():
-        # The text may quote the client's bytes, which need not be UTF-8.
-        body["error"] = body["error"].encode("utf-8", "replace").decode()
-    more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
-    return Response(status, _encode(body), b"%b%b\r\n%b" % (_TRACE_HEAD, trace_id.encode(), more))

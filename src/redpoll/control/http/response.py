@@ -8,13 +8,36 @@ from __future__ import annotations
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["EMPTY_OBJECT", "JSON", "Dateline", "Response", "dateline", "header_line"]
+import msgspec
+
+from redpoll.protocol.errors import ApiError
+
+__all__ = [
+    "EMPTY_OBJECT",
+    "JSON",
+    "TRACE_HEAD",
+    "Dateline",
+    "Response",
+    "dateline",
+    "error_response",
+    "header_line",
+]
 
 JSON: Final = b"Content-Type: application/json\r\n"
 EMPTY_OBJECT: Final = b"{}"
+_RETRY_AFTER: Final = b"Retry-After: 1\r\n"
+# RFC 9110 section 15.5.2 requires a challenge on every 401. Bearer (RFC 6750) is our only registered scheme.
+_CHALLENGES: Final = {
+    "token_expired": b'WWW-Authenticate: Bearer error="invalid_token", error_description="expired"\r\n',
+    "token_revoked": b'WWW-Authenticate: Bearer error="invalid_token", error_description="revoked"\r\n',
+    "insufficient_scope": b'WWW-Authenticate: Bearer error="insufficient_scope"\r\n',
+}
+_CHALLENGE: Final = b"WWW-Authenticate: Bearer\r\n"
+TRACE_HEAD: Final = JSON + b"X-Service-Trace-Id: "
 
+_encode: Final = msgspec.json.Encoder().encode
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = frozenset({204, 304})
 
@@ -73,3 +96,18 @@ class Response:
             len(self.body),
             b"" if method == "HEAD" else self.body,
         )
+
+
+def error_response(error: ApiError, trace_id: str, status: int = 0) -> Response:
+    """An error response (protocol/README.md "Errors"): `{"error", "code", "status", "trace_id"}`.
+
+    503 has a Retry-After header, 401 a WWW-Authenticate header. `status`, if not 0, replaces the status of the error's
+    code.
+    """
+    body: dict[str, Any] = error.body(trace_id)
+    body["status"] = status = status or error.status
+    if not body["error"].isascii():
+        # The text may quote the client's bytes, which need not be UTF-8.
+        body["error"] = body["error"].encode("utf-8", "replace").decode()
+    more = _RETRY_AFTER if status == 503 else _CHALLENGES.get(error.code, _CHALLENGE if status == 401 else b"")
+    return Response(status, _encode(body), b"%b%b\r\n%b" % (TRACE_HEAD, trace_id.encode(), more))

@@ -13,6 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from redpoll.control.http.response import header_line
+from redpoll.protocol.errors import ApiError
+
 if TYPE_CHECKING:
     from redpoll.control.http.request import Request
     from redpoll.control.http.response import Response
@@ -22,6 +25,7 @@ __all__ = [
     "About",
     "Access",
     "Handler",
+    "NoRoute",
     "Place",
     "Route",
     "Routes",
@@ -155,6 +159,19 @@ class Route:
         self.microseconds += microseconds
         for slot, responses in slots:
             self.times[slot] += responses
+
+
+class NoRoute(ApiError):
+    """No route has this path and method. `headers`: header lines of the answer."""
+
+    def __init__(self, by_method: Mapping[str, Route]) -> None:
+        self.headers = b""
+        if not by_method:
+            super().__init__("not_found", "no such path")
+            return
+        allowed = ", ".join(sorted(by_method))
+        super().__init__("method_not_allowed", f"method not allowed; use {allowed}")
+        self.headers = header_line("Allow", allowed)
 
 
 class _Node:

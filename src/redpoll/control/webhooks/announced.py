@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import structlog
 
-from redpoll.cluster.outbox import Outbox, Subject, Transition
+from redpoll.cluster.outbox import Outbox, Subject
+from redpoll.cluster.transition import Transition
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint

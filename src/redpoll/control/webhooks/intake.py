@@ -20,8 +20,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.cluster.outbox import Outbox, Subject, Transition
+from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.redis.link import LinkDown
+from redpoll.cluster.transition import Transition
 from redpoll.control.webhooks.announced import READ_BACK_S, Announced
 from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render

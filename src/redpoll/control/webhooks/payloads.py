@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from redpoll.cluster.outbox import Transition
+    from redpoll.cluster.transition import Transition
     from redpoll.protocol.apps import Key
 
 __all__ = ["EVENTS", "FORMATS", "STANDARD", "headers", "render", "sign"]

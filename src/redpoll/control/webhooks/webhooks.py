@@ -20,7 +20,8 @@ from uuid import uuid4
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.cluster.outbox import Outbox, Transition
+from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.transition import Transition
 from redpoll.config.settings import Settings
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.tracing.spans import Spans

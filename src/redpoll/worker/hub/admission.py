@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from redpoll.cluster.membership.connection_limit import CONN
 from redpoll.cluster.membership.join import Join
 from redpoll.protocol.apps import App
-from redpoll.protocol.errors import Code
+from redpoll.protocol.errors import CLOSE_TEXTS, Code
 from redpoll.protocol.handshake import Refusal
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["Admission", "OnAnswer"]
 OnAnswer = Callable[[Refusal | None], None]
 
 _REASONS: dict[int, str] = {
-    Code.OVER_QUOTA: "the app has reached its limit of connections",
+    Code.OVER_QUOTA: CLOSE_TEXTS[Code.OVER_QUOTA],
     Code.OVER_CAPACITY: "the number of connections could not be confirmed in time; connect again",
 }
 

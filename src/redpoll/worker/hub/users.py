@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
+from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
+from redpoll.protocol.users import TERMINATED
 from redpoll.worker.hub.watchlists import Watchlists
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ class Users:
     """This worker's map from user to connections, by app."""
 
     def __init__(self, flusher: Flusher, registry: Registry) -> None:
-        self.watchlists = Watchlists(flusher, registry)
+        self.watchlists = Watchlists(partial(Audience, flusher), registry.online, _frame.text)
         self._registry = registry
         self._flusher = flusher
         # An audience adds and discards in O(1) and takes less than half of a set's memory.
@@ -96,5 +99,5 @@ class Users:
         their number. Presence members with that id are not affected."""
         connections = list(self._connections.get((app_id, user_id), ()))
         for connection in connections:
-            connection.shut(Code.UNAUTHORIZED, "the user's connections were terminated by the app")
+            connection.shut(Code.UNAUTHORIZED, TERMINATED)
         return len(connections)

@@ -1,24 +1,36 @@
 """Which users this worker's connections watch, and their watchlist frames (protocol/README.md "Users and watchlists").
 
 The registry reports which users are online, over all workers and debounced. This module joins the changes of one loop
-pass into one frame per connection. It doesn't know who is signed in.
+pass into one frame per connection. It doesn't know who is signed in, nor how frames are sent: `redpoll.testing` uses it
+too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from redpoll import _frame
-from redpoll._fanout import Audience, Flusher
 from redpoll.protocol import frames
 
-if TYPE_CHECKING:
-    from redpoll.cluster.membership.registry import Registry
-    from redpoll.worker.hub.connection import Connection
+__all__ = ["Group", "Online", "Watchlists"]
 
-__all__ = ["Watchlists"]
+
+class Group(Protocol):
+    """A set of connections, such as an Audience. `add` and `discard` return whether that changed it."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def add(self, connection: Any, /) -> bool: ...
+    def discard(self, connection: Any, /) -> bool: ...
+
+
+class Online(Protocol):
+    """Which users are online. `watch` returns the state of a user from now on to be reported to `user_state`; None: it
+    isn't known yet, and will be reported."""
+
+    def watch(self, app_id: str, user_id: str) -> bool | None: ...
+    def unwatch(self, app_id: str, user_id: str) -> None: ...
 
 
 class _Watched:
@@ -27,10 +39,10 @@ class _Watched:
 
     __slots__ = ("app_id", "online", "sent", "user_id", "watchers")
 
-    def __init__(self, app_id: str, user_id: str, flusher: Flusher) -> None:
+    def __init__(self, app_id: str, user_id: str, watchers: Group) -> None:
         self.app_id = app_id
         self.user_id = user_id
-        self.watchers = Audience(flusher)
+        self.watchers = watchers
         self.online: bool | None = None
         self.sent: bool | None = None
 
@@ -39,16 +51,18 @@ class Watchlists:
     """`replace` sets a connection's list, `drop` removes it; the registry calls `user_state`.
 
     A connection is first sent the states of all users on its list, as soon as all are known, and then the changes.
+    `new_group` makes an empty group. `encode` makes of a frame's JSON what a connection's `send` takes.
     """
 
-    def __init__(self, flusher: Flusher, registry: Registry) -> None:
-        self._flusher = flusher
-        self._registry = registry
+    def __init__(self, new_group: Callable[[], Group], online: Online, encode: Callable[[bytes], bytes]) -> None:
+        self._new_group = new_group
+        self._online = online
+        self._encode = encode
         self._watched: dict[tuple[str, str], _Watched] = {}
-        self._lists: dict[Connection, tuple[_Watched, ...]] = {}
+        self._lists: dict[Any, tuple[_Watched, ...]] = {}
         # Connections whose list wasn't sent yet, with the number of users on it whose state isn't known.
-        self._unsent: dict[Connection, int] = {}
-        self._complete: list[Connection] = []
+        self._unsent: dict[Any, int] = {}
+        self._complete: list[Any] = []
         self._changed: dict[_Watched, None] = {}
         self._scheduled = False
 
@@ -57,7 +71,7 @@ class Watchlists:
         """The number of different users watched here."""
         return len(self._watched)
 
-    def replace(self, connection: Connection, app_id: str, user_ids: Iterable[str]) -> None:
+    def replace(self, connection: Any, app_id: str, user_ids: Iterable[str]) -> None:
         """`connection` watches these users from now on, all different, and no others. It is sent all their states."""
         before = self._lists.pop(connection, ())
         # The new list first, so that users on both lists aren't asked for again.
@@ -75,7 +89,7 @@ class Watchlists:
             self._complete.append(connection)
             self._schedule()
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: Any) -> None:
         """`connection` no longer watches any user. Idempotent."""
         for watched in self._lists.pop(connection, ()):
             self._unwatch(connection, watched)
@@ -99,20 +113,20 @@ class Watchlists:
                 self._complete.append(connection)
                 self._schedule()
 
-    def _watch(self, connection: Connection, app_id: str, user_id: str) -> _Watched:
+    def _watch(self, connection: Any, app_id: str, user_id: str) -> _Watched:
         watched = self._watched.get((app_id, user_id))
         if watched is None:
-            watched = self._watched[app_id, user_id] = _Watched(app_id, user_id, self._flusher)
-            watched.online = watched.sent = self._registry.online.watch(app_id, user_id)
+            watched = self._watched[app_id, user_id] = _Watched(app_id, user_id, self._new_group())
+            watched.online = watched.sent = self._online.watch(app_id, user_id)
         watched.watchers.add(connection)
         return watched
 
-    def _unwatch(self, connection: Connection, watched: _Watched) -> None:
+    def _unwatch(self, connection: Any, watched: _Watched) -> None:
         watched.watchers.discard(connection)
         if not len(watched.watchers):
             del self._watched[watched.app_id, watched.user_id]
             self._changed.pop(watched, None)
-            self._registry.online.unwatch(watched.app_id, watched.user_id)
+            self._online.unwatch(watched.app_id, watched.user_id)
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -132,11 +146,11 @@ class Watchlists:
                 users = self._lists[connection]
                 came = [watched.user_id for watched in users if watched.online]
                 went = [watched.user_id for watched in users if not watched.online]
-                connection.send(_frame.text(frames.watchlist_events(came, went)))
+                connection.send(self._encode(frames.watchlist_events(came, went)))
 
     def _send_changes(self) -> None:
         changed, self._changed = self._changed, {}
-        news: dict[Connection, tuple[list[str], list[str]]] = {}
+        news: dict[Any, tuple[list[str], list[str]]] = {}
         for watched in changed:
             if watched.online is watched.sent:
                 continue
@@ -150,5 +164,5 @@ class Watchlists:
             key = (tuple(came), tuple(went))
             frame = made.get(key)
             if frame is None:
-                frame = made[key] = _frame.text(frames.watchlist_events(came, went))
+                frame = made[key] = self._encode(frames.watchlist_events(came, went))
             connection.send(frame)

@@ -12,30 +12,24 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from redpoll import _frame
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.history import History, InvalidOffset, Page, UnknownEpoch
+from redpoll.cluster.history import History
 from redpoll.loop.writable import WritableSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import AskHistory, Effect
-from redpoll.protocol.history import Position, StoredMessage
+from redpoll.protocol.history import MAX_ANSWER_BYTES, InvalidOffset, Position, StoredMessage, UnknownEpoch, bounded
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
 
 __all__ = ["HistoryRequests"]
 
-# Of one answer as it is sent; a single message may be larger.
-_MAX_ANSWER_BYTES: Final = 256 * 1024
 # Requests of one connection that wait: as many as a client may send at once (protocol/README.md "History and
 # recovery").
 _MAX_WAITING: Final = 100
 # Answers that are read from Redis at a time, in steps of up to 128 KiB. The worker's events use the same connection.
 _MAX_READING: Final = 8
-
-_encode = msgspec.json.Encoder().encode
 
 
 class _Requests:
@@ -114,7 +108,7 @@ class HistoryRequests:
                     before=request.before.offset if request.before is not None else None,
                     since=request.since.offset if request.since is not None else None,
                     epoch=position.epoch if position is not None else None,
-                    max_bytes=_MAX_ANSWER_BYTES,
+                    max_bytes=MAX_ANSWER_BYTES,
                 )
         except (UnknownEpoch, InvalidOffset, Unavailable) as fault:
             self._refuse(connection, request, str(fault))
@@ -127,9 +121,10 @@ class HistoryRequests:
         if position is not None and position.offset > page.top:
             self._refuse(connection, request, str(InvalidOffset(page.top)))
             return
-        messages, more = _bounded(page, newest=request.since is None)
+        stored = [StoredMessage(row.offset, row.event, row.data, row.time_ms) for row in page.rows]
+        messages, cut = bounded(stored, newest=request.since is None)
         next_position = None
-        if more and messages:
+        if (page.more or cut) and messages:
             next_position = str(Position(page.epoch, messages[0 if request.since is None else -1].offset))
         connection.send(_frame.text(frames.history(request.channel, page.epoch, messages, next_position)))
         self.answered += 1
@@ -137,19 +132,3 @@ class HistoryRequests:
     def _refuse(self, connection: Connection, request: AskHistory, fault: str) -> None:
         if connection in self._requests:
             self._perform(connection, connection.session.history_refused(request.channel, fault, monotonic()))
-
-
-def _bounded(page: Page, newest: bool) -> tuple[list[StoredMessage], bool]:
-    """As many messages from the newer or older end of a page as an answer may have, and whether there are others."""
-    messages: list[StoredMessage] = []
-    size = 0
-    for row in reversed(page.rows) if newest else page.rows:
-        message = StoredMessage(row.offset, row.event, row.data, row.time_ms)
-        # The answer's `data` is JSON within JSON, so escaped characters are escaped twice.
-        size += len(_encode(_encode(message).decode()))
-        if messages and size > _MAX_ANSWER_BYTES:
-            break
-        messages.append(message)
-    if newest:
-        messages.reverse()
-    return messages, page.more or len(messages) < len(page.rows)

@@ -16,7 +16,7 @@ from redpoll._wheel import Wheel
 from redpoll.config.config import Settings
 from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol import frames
-from redpoll.protocol.errors import Code
+from redpoll.protocol.errors import CLOSE_TEXTS, Code
 from redpoll.worker.timers.backpressure import Backpressure
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Janitor:
             connection.send(self._ping)
             self._wheel.put(connection, self._tick + self._pong_ticks)
         else:
-            connection.shut(Code.PONG_NOT_RECEIVED, "Pong reply not received in time")
+            connection.shut(Code.PONG_NOT_RECEIVED, CLOSE_TEXTS[Code.PONG_NOT_RECEIVED])
 
     # -- ticks --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,26 @@
+"""Lets pages of other origins read an answer (protocol/README.md "CORS")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from redpoll.control.http.response import header_line
+from redpoll.protocol.handshake import origin_allowed
+
+if TYPE_CHECKING:
+    from redpoll.protocol.apps import App
+
+__all__ = ["allowed_to_read"]
+
+_VARY: Final = b"Vary: Origin\r\n"
+_EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
+
+
+def allowed_to_read(origin: str | None, app: App | None) -> bytes:
+    """The header lines of an answer that pages of the app's allowed origins may read. An unknown app is treated like
+    one that allows every origin, so that the headers don't show which ids exist."""
+    if origin is None or not origin.isascii():
+        return _VARY
+    if app is not None and not origin_allowed(origin, app.allowed_origins):
+        return _VARY
+    return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY

@@ -1,0 +1,419 @@
+"""Carries out what sessions ask for, in memory and in one process.
+
+The rules are those of `redpoll.protocol`. What the real server keeps in Redis is in `channel`, `histories` and
+`online`. Everything happens at once, so no subscribe waits, and nothing is refused because Redis is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from redpoll.protocol import frames
+from redpoll.protocol.apps import App, CurrentApp
+from redpoll.protocol.channels import Kind, is_cache, kind_of
+from redpoll.protocol.effects import (
+    Acknowledge,
+    AskHistory,
+    Close,
+    Effect,
+    Join,
+    Leave,
+    Publish,
+    Send,
+    SendUrgent,
+    SignedIn,
+)
+from redpoll.protocol.errors import CLOSE_TEXTS, Code
+from redpoll.protocol.history import InvalidOffset, Position, UnknownEpoch, bounded
+from redpoll.protocol.users import TERMINATED
+from redpoll.testing.channel import Channel, Client
+from redpoll.testing.clock import Clock, Timer
+from redpoll.testing.histories import Histories, Stored
+from redpoll.testing.online import Group, SignedInUsers
+from redpoll.testing.recorder import Published, Recorder
+from redpoll.testing.webhooks import Webhooks
+from redpoll.worker.hub.watchlists import Watchlists
+
+__all__ = ["Hub", "Space"]
+
+
+class _Cached(NamedTuple):
+    event: str
+    data: str
+    user_id: str | None
+    until: float
+
+
+class _Start(NamedTuple):
+    """Where a new subscriber of a channel begins: earlier messages, and what its success frame says. `replays`: it
+    belongs to those who may get earlier messages. `has_cached`: it needs no cached event."""
+
+    replayed: Sequence[Stored] = ()
+    epoch: str | None = None
+    offset: int | None = None
+    recovered: bool | None = None
+    replays: bool = False
+    has_cached: bool = False
+
+
+@dataclass
+class Space:
+    """What the server holds of one app. `current` is the record that its sessions share."""
+
+    current: CurrentApp
+    histories: Histories
+    clients: dict[str, Client] = field(default_factory=dict)
+    channels: dict[str, Channel] = field(default_factory=dict)
+    cache: dict[str, _Cached] = field(default_factory=dict)
+    # Connections that have yet to sign in or to enter a private or presence channel.
+    sign_in_timers: dict[Client, Timer] = field(default_factory=dict)
+
+    @property
+    def app(self) -> App:
+        return self.current.record
+
+    @property
+    def occupied(self) -> list[str]:
+        """The channels with subscribers, sorted. A user's own channel is none: nobody may know it but the user."""
+        return sorted(name for name, channel in self.channels.items() if channel.kind is not Kind.USER)
+
+
+class Hub:
+    """`spaces` by app id. `recorder` gets every event, `webhooks` every change that webhooks report."""
+
+    def __init__(self, clock: Clock, recorder: Recorder, webhooks: Webhooks) -> None:
+        self.spaces: dict[str, Space] = {}
+        self._clock = clock
+        self._recorder = recorder
+        self._webhooks = webhooks
+        self._signed_in = SignedInUsers(clock, self._user_state)
+        self._watchlists = Watchlists(Group, self._signed_in, bytes)
+        self._carry_out: dict[type, Callable[[Client, Space, Effect], None]] = {
+            Send: self._send,
+            SendUrgent: self._send,
+            Join: self._join,
+            Leave: self._leave,
+            Acknowledge: self._acknowledge,
+            Publish: self._client_event,
+            AskHistory: self._history,
+            SignedIn: self._sign_in,
+        }
+
+    # -- apps
+
+    def add_app(self, app: App) -> None:
+        self.spaces[app.id] = Space(CurrentApp(app), Histories(self._clock.time_s))
+
+    def change_app(self, app: App) -> None:
+        """The app has this record from now on; its open connections follow."""
+        space = self.spaces[app.id]
+        before = space.app
+        space.current.record = app
+        if not app.enabled:
+            for client in list(space.clients.values()):
+                client.shut(Code.APP_DISABLED, CLOSE_TEXTS[Code.APP_DISABLED])
+        elif app.user_authentication_timeout_s != before.user_authentication_timeout_s:
+            for client in space.clients.values():
+                self._expect_sign_in(space, client)
+        if app.subscription_count and not before.subscription_count:
+            for channel in space.channels.values():
+                self._count_changed(space, channel)
+
+    # -- connections
+
+    def opened(self, client: Client) -> None:
+        space = self._space(client)
+        space.clients[client.session.socket_id] = client
+        self._expect_sign_in(space, client)
+
+    def closed(self, client: Client) -> None:
+        """Releases everything that the connection held. Idempotent."""
+        space, session = self._space(client), client.session
+        if space.clients.pop(session.socket_id, None) is None:
+            return
+        self._forget_sign_in(space, client)
+        for channel, subscription in list(session.channels.items()):
+            self._leave_channel(client, space, channel, subscription.user_id)
+        session.channels.clear()
+        if session.user_id is not None:
+            self._watchlists.drop(client)
+            self._signed_in.discard(space.app.id, session.user_id, client)
+
+    def perform(self, client: Client, effects: Sequence[Effect]) -> None:
+        """Carries out `effects` in order. After a Close the rest is dropped."""
+        space = self._space(client)
+        for effect in effects:
+            if isinstance(effect, Close):
+                client.shut(effect.code, effect.message)
+                return
+            self._carry_out[type(effect)](client, space, effect)
+
+    def _space(self, client: Client) -> Space:
+        return self.spaces[client.session.app.id]
+
+    def _expect_sign_in(self, space: Space, client: Client) -> None:
+        self._forget_sign_in(space, client)
+        within_s = space.app.user_authentication_timeout_s
+
+        def late() -> None:
+            if not client.session.authorised:
+                client.shut(Code.UNAUTHORIZED, f"neither signed in nor in a private channel within {within_s:g} s")
+
+        if within_s > 0 and not client.session.authorised:
+            space.sign_in_timers[client] = self._clock.call_later(within_s, late)
+
+    @staticmethod
+    def _forget_sign_in(space: Space, client: Client) -> None:
+        timer = space.sign_in_timers.pop(client, None)
+        if timer is not None:
+            timer.cancel()
+
+    # -- effects
+
+    @staticmethod
+    def _send(client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, Send | SendUrgent)
+        client.send(effect.payload)
+
+    def _join(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, Join)
+        name, member, app = effect.channel, effect.member, space.app
+        channel = space.channels.get(name)
+        reason = ""
+        is_listed = kind_of(name) is not Kind.USER
+        if channel is None and is_listed and not app.has_place(name, len(space.occupied)):
+            reason = "channels"
+        elif channel is not None and not channel.has_room(member, app.max_presence_members):
+            reason = "members"
+        if reason:
+            self.perform(client, client.session.refused(name, reason, self._clock.now()))
+            return
+        if channel is None:
+            channel = space.channels[name] = Channel(name)
+            if is_listed:
+                self._webhooks.occupied(app, name, 1)
+        if member is not None and channel.member_joined(member):
+            channel.post(frames.member_added(name, member.user_id, member.user_info))
+            self._webhooks.member_added(app, name, member)
+        recovers = effect.recovers or (effect.rewind is not None and effect.rewind.epoch is not None)
+        channel.subscribers[client] = recovers and app.history_rule(name) is not None
+        self._count_changed(space, channel, newcomer=client)
+        self._answer(client, space, channel, effect)
+        self.perform(client, client.session.joined(name))
+
+    def _answer(self, client: Client, space: Space, channel: Channel, join: Join) -> None:
+        """Success, the cache miss, the count, earlier messages, the cached event (protocol/README.md "Subscribing"). In
+        channels without replay, the cached event comes before the count."""
+        app, name = space.app, channel.name
+        cached, missed = self._cached(space, name), False
+        if is_cache(name) and app.cache_ttl_s > 0:
+            missed = cached is None
+        start = self._start(space, name, join)
+        if start.has_cached or any(not row.event.startswith("client-") for row in start.replayed):
+            # The cached event is the last that a server published, so it is among these messages.
+            cached = None
+        parts = [
+            frames.subscription_succeeded(
+                name, channel.presence(), epoch=start.epoch, offset=start.offset, recovered=start.recovered
+            )
+        ]
+        if missed:
+            parts.append(frames.cache_miss(name))
+            self._webhooks.cache_miss(app, name)
+        event = frames.event(name, cached.event, cached.data, cached.user_id) if cached is not None else None
+        if event is not None and not start.replays:
+            parts.append(event)
+        if self._counts(app, channel):
+            parts.append(frames.subscription_count(name, len(channel.subscribers)))
+        for row in start.replayed:
+            if row.skip != client.session.socket_id:
+                number = row.offset if channel.subscribers[client] else None
+                parts.append(frames.event(name, row.event, row.data, row.user_id, number))
+        if event is not None and start.replays:
+            parts.append(event)
+        for part in parts:
+            client.send(part)
+
+    @staticmethod
+    def _start(space: Space, name: str, join: Join) -> _Start:
+        """Where a new subscriber begins, as worker/replay/replayer.py decides it."""
+        app, rewind = space.app, join.rewind
+        histories, history, rule = space.histories, space.histories.begin(app, name), app.history_rule(name)
+        if rewind is not None and rewind.epoch is not None:
+            if history is None:
+                return _Start(recovered=False, replays=True)
+            following = histories.missed(app, name, rewind.epoch, rewind.offset)
+            is_position = rewind.epoch == history.epoch and rewind.offset <= history.top
+            offset = history.top if following is None else rewind.offset
+            # The client of a right position has the cached event already, or gets it with these messages.
+            return _Start(following or (), history.epoch, offset, following is not None, True, is_position)
+        wants = rewind is not None or join.recovers
+        if history is None or rule is None:
+            return _Start(replays=wants)
+        count, seconds = (rule.replay, rule.replay_seconds) if rewind is None else (rewind.count, rewind.seconds)
+        replayed = histories.last(app, name, count, seconds)
+        replays = wants or bool(rule.replay or rule.replay_seconds)
+        if not join.recovers:
+            return _Start(replayed, replays=replays)
+        return _Start(replayed, history.epoch, replayed[0].before if replayed else history.top, replays=replays)
+
+    def _leave(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, Leave)
+        self._leave_channel(client, space, effect.channel, effect.user_id)
+
+    def _leave_channel(self, client: Client, space: Space, name: str, user_id: str | None) -> None:
+        channel, app = space.channels.get(name), space.app
+        if channel is None or client not in channel.subscribers:
+            return
+        del channel.subscribers[client]
+        if user_id is not None and channel.member_left(user_id):
+            channel.post(frames.member_removed(name, user_id))
+            self._webhooks.member_removed(app, name, user_id)
+        self._count_changed(space, channel)
+        if not channel.subscribers:
+            del space.channels[name]
+            if channel.kind is not Kind.USER:
+                self._webhooks.vacated(app, name)
+
+    def _acknowledge(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, Acknowledge)
+        channel = space.channels.get(effect.channel)
+        if channel is None or client not in channel.subscribers:
+            return
+        history = space.histories.find(space.app, channel.name) if channel.subscribers[client] else None
+        client.send(
+            frames.subscription_succeeded(
+                channel.name,
+                channel.presence(),
+                epoch=history.epoch if history is not None else None,
+                offset=history.top if history is not None else None,
+            )
+        )
+
+    def _client_event(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, Publish)
+        sender = client.session.socket_id
+        self._webhooks.client_event(space.app, effect, sender)
+        self._deliver(space, effect.channel, effect.event, effect.data, effect.user_id, sender)
+        self._recorder.add(Published(effect.event, effect.channel, effect.data, sender=sender, user_id=effect.user_id))
+
+    def _history(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, AskHistory)
+        before, since = effect.before, effect.since
+        position = since or before
+        fault: str | None = None
+        try:
+            page = space.histories.read(
+                space.app,
+                effect.channel,
+                limit=effect.limit,
+                before=before.offset if before is not None else None,
+                since=since.offset if since is not None else None,
+                epoch=position.epoch if position is not None else None,
+            )
+        except (UnknownEpoch, InvalidOffset) as error:
+            fault = str(error)
+        else:
+            if not page.epoch:
+                fault = str(UnknownEpoch(""))
+            elif position is not None and position.offset > page.top:
+                fault = str(InvalidOffset(page.top))
+        if fault is not None:
+            self.perform(client, client.session.history_refused(effect.channel, fault, self._clock.now()))
+            return
+        messages, cut = bounded([row.message for row in page.rows], newest=since is None)
+        following = None
+        if (page.more or cut) and messages:
+            following = str(Position(page.epoch, messages[0 if since is None else -1].offset))
+        client.send(frames.history(effect.channel, page.epoch, messages, following))
+
+    def _sign_in(self, client: Client, space: Space, effect: Effect) -> None:
+        assert isinstance(effect, SignedIn)
+        # Before the watchlist, so that users who watch themselves are online.
+        self._signed_in.add(space.app.id, effect.user_id, client)
+        if space.app.watchlist:
+            self._watchlists.replace(client, space.app.id, effect.watchlist)
+
+    def _user_state(self, app_id: str, user_id: str, online: bool) -> None:
+        self._watchlists.user_state(app_id, user_id, online)
+
+    # -- events
+
+    def publish(
+        self, space: Space, channel: str, event: str, data: str, excluded: str | None, correlation_id: str | None
+    ) -> None:
+        """An event of the HTTP API."""
+        if is_cache(channel) and space.app.cache_ttl_s > 0:
+            space.cache[channel] = _Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s)
+            self._webhooks.cached(space.app, channel)
+        self._deliver(space, channel, event, data, None, excluded)
+        self._recorder.add(Published(event, channel, data, excluded, correlation_id))
+
+    def _deliver(self, space: Space, name: str, event: str, data: str, user_id: str | None, skip: str | None) -> None:
+        stored = space.histories.store(space.app, name, event, data, user_id, skip)
+        channel = space.channels.get(name)
+        if channel is not None:
+            channel.post_event(event, data, user_id, skip, stored.offset if stored is not None else None)
+
+    def _cached(self, space: Space, channel: str) -> _Cached | None:
+        cached = space.cache.get(channel)
+        if cached is not None and cached.until <= self._clock.now():
+            del space.cache[channel]
+            return None
+        return cached
+
+    def cached(self, space: Space, channel: str) -> tuple[str, int] | None:
+        """The data that new subscribers of a cache channel get, and for how many seconds more."""
+        found = self._cached(space, channel)
+        return None if found is None else (found.data, max(1, round(found.until - self._clock.now())))
+
+    def clear_history(self, space: Space, name: str) -> str:
+        """Deletes the channel's messages and tells those who recover. Returns the new epoch, "" without history."""
+        history = space.histories.clear(space.app, name)
+        if history is None:
+            return ""
+        channel = space.channels.get(name)
+        for client, recovers in list(channel.subscribers.items()) if channel is not None else ():
+            if recovers:
+                client.send(frames.position(name, history.epoch, history.top, False))
+        return history.epoch
+
+    # -- counts
+
+    @staticmethod
+    def _counts(app: App, channel: Channel) -> bool:
+        """Whether subscribers of the channel get its subscription count."""
+        return app.subscription_count and channel.kind not in (Kind.PRESENCE, Kind.USER)
+
+    def _count_changed(self, space: Space, channel: Channel, newcomer: Client | None = None) -> None:
+        if not self._counts(space.app, channel):
+            return
+        due_s = channel.count_due_s(self._clock.now())
+        if due_s is None:
+            if channel.count_timer is not None:
+                channel.count_timer.cancel()
+                channel.count_timer = None
+        elif due_s > 0:
+            if channel.count_timer is None:
+                channel.count_timer = self._clock.call_later(due_s, lambda: self._count_due(space, channel))
+        else:
+            channel.count_announced(self._clock.now())
+            payload = frames.subscription_count(channel.name, len(channel.subscribers))
+            self._webhooks.counted(space.app, channel.name, len(channel.subscribers))
+            for client in channel:
+                # A newcomer's own answer has the count.
+                if client is not newcomer:
+                    client.send(payload)
+
+    def _count_due(self, space: Space, channel: Channel) -> None:
+        channel.count_timer = None
+        self._count_changed(space, channel)
+
+    # -- what operators and the API ask for
+
+    def terminate(self, space: Space, user_id: str) -> None:
+        """Closes the connections that are signed in as this user."""
+        for client in self._signed_in.of(space.app.id, user_id):
+            client.shut(Code.UNAUTHORIZED, TERMINATED)

@@ -1,0 +1,259 @@
+"""The real `redpoll serve`, with all its processes on free ports, for tests that want it (Linux).
+
+Clients and back ends connect to a relay in front of it, which notes what is published and provokes failures. So it has
+the methods of `FakeServer`, apart from those that look into the server or move its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from websockets.sync.client import connect
+
+from redpoll.ipc import command_socket
+from redpoll.protocol import incoming
+from redpoll.protocol.apps import App, parse_setting
+from redpoll.protocol.auth import parse_query, sign_channel
+from redpoll.protocol.errors import ApiError, Code
+from redpoll.protocol.messages import Call, decode_batch, decode_event
+from redpoll.testing.expectations import Expectations
+from redpoll.testing.failures import Failures
+from redpoll.testing.loop_thread import LoopThread
+from redpoll.testing.recorder import Published
+from redpoll.testing.relay import Relay
+from redpoll.testing.request import Request
+
+__all__ = ["Server", "ServerFailed"]
+
+_WITHIN_S: Final = 120.0
+_READY: Final = re.compile(r"^ready public=http://([^\s:]+):(\d+)", re.MULTILINE)
+_PUBLISHES: Final = re.compile(r"(?:/api/v1)?/apps/([^/]+)/(events|batch_events)").fullmatch
+
+
+class ServerFailed(RuntimeError):
+    """The server didn't start, or didn't end as it should. The text has its output."""
+
+
+class Server(Expectations):
+    """`with Server(workers=2) as server:`. `settings` are those of `redpoll serve`, such as `activity_timeout_s=5`."""
+
+    def __init__(self, *, workers: int = 1, **settings: Any) -> None:
+        super().__init__()
+        self.host, self.port = "127.0.0.1", 0
+        self.app_id, self.app_key, self.app_secret = "1", "fake-key", "fake-secret"
+        self._settings = {"workers": workers, "trigger_rate_per_minute": 0, "shutdown_grace_s": 0, **settings}
+        self._folder = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failures = Failures()
+        self._relay = Relay(self._failures.answer, self._answered, self._sent)
+        self._thread = LoopThread()
+        self._listener: asyncio.Server | None = None
+
+    # -- start and stop
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the server and the relay. Raises ServerFailed."""
+        # A short path: a Unix socket's has at most 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="rpt"))
+        try:
+            self._serve()
+            self._thread.start(self._open, self._close)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends both, and deletes the server's data. Raises ServerFailed if it had to be killed. Idempotent."""
+        self._thread.stop()
+        process, self._process = self._process, None
+        output = self._output() if process is not None else ""
+        try:
+            if process is not None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(_WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    raise ServerFailed(f"redpoll serve did not end within {_WITHIN_S:g} s\n{output}") from None
+        finally:
+            if self._folder != Path():
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = Path()
+
+    def _serve(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("REDPOLL_")}
+        app = {"app_id": self.app_id, "app_key": self.app_key, "app_secret": self.app_secret}
+        ports = {"host": self.host, "port": 0, "control_port": 0, "data_dir": self._folder / "data"}
+        for name, value in {**app, **ports, **self._settings}.items():
+            environment[f"REDPOLL_{name.upper()}"] = str(value)
+        with open(self._folder / "output", "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "redpoll", "serve"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _WITHIN_S
+        while (ready := _READY.search(self._output())) is None:
+            if self._process.poll() is not None:
+                raise ServerFailed(f"redpoll serve ended with {self._process.returncode}\n{self._output()}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"redpoll serve was not ready within {_WITHIN_S:g} s\n{self._output()}")
+            time.sleep(0.01)
+        self._relay.upstream = (ready[1], int(ready[2]))
+
+    def _output(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self._folder / "output").read_text(errors="replace")[-6_000:]
+        return ""
+
+    async def _open(self) -> None:
+        self._listener = await asyncio.start_server(self._relay.serve, self.host, self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            serving = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            self._listener = None
+
+    # -- the app
+
+    def new_app(self, **settings: Any) -> None:
+        """From now on, `app_id`, `app_key` and `app_secret` are those of a new app; nothing is published to it yet."""
+        made = self._command("app create", {"name": "test"})
+        self.app_id, self.app_key, self.app_secret = str(made["id"]), made["key"], made["secret"]
+        if settings:
+            self.set(**settings)
+        self.reset()
+        # The worker that takes the next connection must know the app.
+        deadline = time.monotonic() + _WITHIN_S
+        while not self._is_known():
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the new app was not known within {_WITHIN_S:g} s\n{self._output()}")
+            time.sleep(0.005)
+
+    def _is_known(self) -> bool:
+        host, port = self._relay.upstream
+        with connect(f"ws://{host}:{port}/app/{self.app_key}", proxy=None) as client:
+            code = json.loads(client.recv(_WITHIN_S)).get("data")
+        return not (isinstance(code, dict) and code.get("code") == Code.UNKNOWN_KEY)
+
+    def set(self, **settings: Any) -> None:
+        """Changes settings of the app, as `redpoll app set` does. Raises ValueError or CommandError."""
+        texts = {name: _text(value) for name, value in settings.items()}
+        for name, text in texts.items():
+            parse_setting(name, text)
+        self._command("app set", {"id": self.app_id, "settings": texts})
+
+    def keep_history(
+        self, name: str, *, prefix: bool = True, keep: int = 100, seconds: int = 3600, **more: Any
+    ) -> None:
+        """Adds a history rule, as `redpoll history rule add` does. Raises CommandError with a sentence."""
+        rule = {"name": name, "prefix": prefix, "keep": keep, "seconds": seconds, "replay": 0, "replay_seconds": 0}
+        self._command("history rule add", {"app": self.app_id, **rule, "client_events": False, **more})
+
+    def sign(self, socket_id: str, channel: str, channel_data: str | None = None) -> str:
+        """As `FakeServer.sign`."""
+        return f"{self.app_key}:{sign_channel(self.app_secret, socket_id, channel, channel_data)}"
+
+    def _command(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        return command_socket.ask(command_socket.socket_path(self._folder / "data"), verb, dict(arguments))
+
+    # -- what tests provoke
+
+    def fail(self, status: int, times: int = 1) -> None:
+        """As `FakeServer.fail`; the server doesn't get these requests."""
+        self._failures.add(status, times)
+
+    def disconnect(self, code: int | None = Code.RECONNECT, message: str = "", *, socket_id: str | None = None) -> int:
+        """As `FakeServer.disconnect`; the server sees connections that end without a close frame."""
+        return self._thread.call(self._disconnect, code, message, socket_id)
+
+    def _disconnect(self, code: int | None, message: str, socket_id: str | None) -> int:
+        text = message or f"the test closed the connection with {code}"
+        found = [one for one in self._relay.sockets if one.socket_id and socket_id in (None, one.socket_id)]
+        for socket in found:
+            socket.shut(code, text)
+        return len(found)
+
+    def reset(self) -> None:
+        """Forgets what was published and what `fail` asked for."""
+        self._recorder.reset()
+        self._failures.reset()
+
+    @property
+    def clock(self) -> Any:
+        """Raises RuntimeError: only a fake's time can be advanced."""
+        raise RuntimeError("a real server's time can't be advanced; give it short times, such as activity_timeout_s=5")
+
+    # -- what the relay reports
+
+    def _answered(self, request: Request, status: int) -> None:
+        place = _PUBLISHES(request.path)
+        if status != 200 or request.method != "POST" or place is None or place[1] != self.app_id:
+            return
+        # The server took it, so its form is right; the limits are the app's own.
+        with contextlib.suppress(ApiError):
+            call = _call(place[2], request)
+            for name, data, channels, socket_id in call.events_of():
+                for channel in channels:
+                    self._recorder.add(Published(name, channel, data, socket_id, call.correlation_id))
+
+    def _sent(self, message: bytes, socket_id: str) -> None:
+        """Notes a client event; one that the server refuses, too."""
+        with contextlib.suppress(Exception):
+            parsed = incoming.decode_message(message)
+            if parsed.event.startswith("client-"):
+                text = incoming.text_of(parsed.data)
+                self._recorder.add(Published(parsed.event, str(parsed.channel), text, sender=socket_id))
+
+
+# Every limit of an app at its greatest.
+_ANY_APP: Final = App(
+    id="",
+    name="",
+    keys=(),
+    max_event_name_chars=1_000,
+    max_channels=1_000,
+    max_data_bytes=262_144,
+    max_batch=1_000,
+)
+
+
+def _call(endpoint: str, request: Request) -> Call:
+    if endpoint == "batch_events":
+        return decode_batch(request.body, _ANY_APP)
+    return decode_event(request.body, parse_query(request.query), _ANY_APP)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -1,0 +1,55 @@
+"""The cells of the matrix, library by feature, over the fake: which pass, and why the others don't apply.
+
+In the suite, one library of each kind; `MATRIX=all pytest tests/testing/test_matrix.py` takes all but Chromium.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from matrix.features import ROWS, Cell, Row
+from matrix.libraries import COLUMNS, Column
+from testing.fake_world import FakeWorld, running_fake_world
+
+# Rows that don't apply, and why. All others pass.
+WITHOUT = {
+    "tls": "the fake has no TLS",
+    "code-4000": "the fake has no TLS to come back by",
+    "history-resumed": "the fake doesn't have user_resume_s",
+}
+LIBRARIES = {
+    "all": {column.id for column in COLUMNS} - {"chromium"},
+    "": {"pusher_js", "pypi"},
+}[os.environ.get("MATRIX", "")]
+CELLS = [
+    pytest.param(row, column, id=f"{row.id}-{column.id}")
+    for row in ROWS
+    for column in COLUMNS
+    if callable(row.cells[column.id]) and column.id in LIBRARIES and row.id not in WITHOUT
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world() -> AsyncIterator[FakeWorld]:
+    async with running_fake_world() as running:
+        yield running
+
+
+def test_every_row_that_does_not_apply_is_a_row() -> None:
+    assert set(WITHOUT) <= {row.id for row in ROWS}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("row", "column"), CELLS)
+async def test_cell_over_the_fake(world: FakeWorld, row: Row, column: Column) -> None:
+    run = row.cells[column.id]
+    assert callable(run)
+    cell = Cell(world, row.id, column)
+    try:
+        await run(cell)
+    finally:
+        await cell.tidy()

@@ -1,0 +1,77 @@
+"""The real server behind its relay: the same methods as the fake's."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pusher
+import pytest
+
+from redpoll.testing import Server
+from wire import Api, Socket, UpgradeRefused
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with Server(activity_timeout_s=60) as server:
+        yield server
+
+
+@pytest.fixture
+def real(running: Server) -> Server:
+    running.new_app()
+    return running
+
+
+async def test_what_is_published_is_noted(real: Server) -> None:
+    backend = pusher.Pusher(
+        app_id=real.app_id, key=real.app_key, secret=real.app_secret, host=real.host, port=real.port, ssl=False
+    )
+    client, peer = await Socket.connect(real), await Socket.connect(real)
+    for one in (client, peer):
+        await one.subscribe("private-a")
+    assert await asyncio.to_thread(backend.trigger, ["private-a", "b"], "paid", {"id": 1}) == {}
+    assert (await client.next("paid"))["data"] == '{"id": 1}'
+    assert (await real.wait_for("paid", "b")).json == {"id": 1}
+    batch = [{"channel": "b", "name": "more", "data": "x"}]
+    await asyncio.to_thread(backend.trigger_batch, batch)
+    assert real.wait("more").data == "x"
+    client.send({"event": "client-x", "channel": "private-a", "data": {"n": 1}})
+    await peer.next("client-x")
+    assert (await real.wait_for("client-x")).sender == client.socket_id
+    with pytest.raises(ValueError, match="Invalid Channel"):
+        await asyncio.to_thread(backend.trigger, "not a name", "refused", "")
+    assert [event.name for event in real.published] == ["paid", "paid", "more", "client-x"]
+    with pytest.raises(RuntimeError, match="can't be advanced"):
+        real.clock.advance(1)
+
+
+async def test_failures_and_closes_are_provoked(real: Server) -> None:
+    clients = [await Socket.connect(real) for _ in range(3)]
+    assert real.disconnect(4200, "try again", socket_id=clients[0].socket_id) == 1
+    assert (await clients[0].until_closed(), clients[0].close_reason) == (4200, "try again")
+    assert real.disconnect(None, socket_id=clients[1].socket_id) == 1
+    assert await clients[1].until_closed() is None
+    await clients[2].settle()
+    async with Api(real) as api:
+        real.fail(503, times=2)
+        event = {"name": "n", "channel": "c", "data": "d"}
+        assert [(await api.ask("POST", "/events", event))[0] for _ in range(3)] == [503, 503, 200]
+    real.assert_published("n", times=1)
+
+
+async def test_settings_and_rules_reach_the_server(real: Server) -> None:
+    real.keep_history("kept-", keep=5, replay=2)
+    async with Api(real) as api:
+        for number in range(3):
+            await api.publish("kept-a", "n", str(number))
+    client = await Socket.connect(real)
+    await client.subscribe("kept-a")
+    assert [(await client.next("n"))["data"] for _ in range(2)] == ["1", "2"]
+    assert json.loads(client.frames[0]["data"])["activity_timeout"] == 60
+    real.set(enabled=False)
+    assert await client.until_closed() == 4003
+    with pytest.raises(ValueError, match="no setting"):
+        real.set(nothing=1)
+    with pytest.raises(UpgradeRefused, match="426"):
+        await Socket.connect(real, extra="Sec-WebSocket-Version: 8\r\n")
