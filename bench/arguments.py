@@ -8,8 +8,9 @@ from pathlib import Path
 __all__ = ["parser_of"]
 
 
-def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the bench's docstring, with `--json FILE` for its figures (report.py, `save`)."""
+def parser_of(doc: str | None, *, saves: bool = True) -> argparse.ArgumentParser:
+    """A parser whose help is the bench's docstring. `saves`: with `--json FILE` for its figures (report.py, `save`)."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    if saves:
+        parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser

@@ -13,11 +13,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command_line", "machine", "print_table", "save"]
+__all__ = ["command_line", "machine", "percentile", "print_table", "save"]
 
 HERE = Path(__file__).parent
 
@@ -65,6 +65,16 @@ def save(path: Path, bench: str, figures: dict[str, Any], command: str = "", **m
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {"bench": bench, **machine(), "command": command or command_line(), "figures": figures, **more}
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def percentile(counts: Mapping[float, int], share: float) -> float:
+    """The smallest value that `share` of all don't exceed, of values and how often each came; 0 without values."""
+    total, seen = sum(counts.values()), 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= share * total:
+            return value
+    return 0.0
 
 
 def print_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -69,8 +69,8 @@ async def publish_all(
     replies = Replies(len(items))
     try:
         async with asyncio.timeout(within_s):
-            if not bus._link.up:
-                await bus._link.wait_up()
+            if not bus.link.up:
+                await bus.link.wait_up()
             bus.post(call_of(app, items), trace, once=once, done=replies)
             answers = await asyncio.gather(*replies.of_events)
     except TimeoutError:

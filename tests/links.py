@@ -1,7 +1,10 @@
 """Links to Redis for tests, and what they are connected with. Not a test."""
 
+from collections.abc import Callable
 from typing import Any
 
+from redpoll.cluster.membership.join import Stage
+from redpoll.cluster.membership.registry import LocalChannel, Registry
 from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.link import Link
 
@@ -17,3 +20,28 @@ def transports(link: Link) -> list[Any]:
     """Those of the link's present connections: one, or one to each master of a Cluster."""
     links = link._links.values() if isinstance(link, ClusterLink) else (link,)
     return [part._connection._transport for part in links if part._connection is not None]
+
+
+def note_holds(registry: Registry, note: Callable[[str], None]) -> None:
+    """Calls `note(channel)` before each later call of `hold`, in its long or short form."""
+    agenda = registry.sync.agenda
+    move = agenda.move
+
+    def note_and_move(local_channel: LocalChannel, stage: Stage) -> None:
+        if stage is Stage.SENDING:
+            note(local_channel.channel)
+        move(local_channel, stage)
+
+    agenda.move = note_and_move
+
+
+def deafen(link: Link) -> None:
+    """Stops reading from Redis, which still carries out commands."""
+    for transport in transports(link):
+        transport.pause_reading()
+
+
+def hear(link: Link) -> None:
+    """Ends `deafen`."""
+    for transport in transports(link):
+        transport.resume_reading()

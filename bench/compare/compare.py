@@ -23,10 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import parser_of
 from bench.compare.render import load_rows
 from bench.driver import Address
 from bench.load.swarm import cpu_of, redpoll, rss_of, server_processes
-from bench.report import save
+from bench.report import percentile, save
 
 ROOT = Path(__file__).parents[2]
 SWARM = {
@@ -92,23 +93,13 @@ def locust_figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Requests, failures, p50 and p99 in ms of each row of Locust's statistics."""
     figures: dict[str, Any] = {}
     for entry in entries:
-        times = sorted((float(ms), count) for ms, count in entry["response_times"].items())
+        times = {float(ms): count for ms, count in entry["response_times"].items()}
         figures[entry["name"]] = {
             "requests": entry["num_requests"],
             "failures": entry["num_failures"],
             **{f"p{share}_ms": percentile(times, share / 100) for share in (50, 99)},
         }
     return figures
-
-
-def percentile(times: list[tuple[float, int]], share: float) -> float:
-    """Of values and how often each came, sorted; 0 without values."""
-    total, seen = sum(count for _, count in times), 0
-    for value, count in times:
-        seen += count
-        if seen >= share * total:
-            return value
-    return 0.0
 
 
 def run_k6(given: argparse.Namespace, used: Used) -> bool:
@@ -150,7 +141,7 @@ def k6_figures(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, saves=False)
     parser.add_argument("--name", required=True, help="what the results call the server")
     parser.add_argument("--url", default=os.environ.get("PUSHER_URL"), help="http://KEY:SECRET@HOST:PORT/apps/ID")
     parser.add_argument("--only", nargs="+", choices=["swarm", "storm", "locust", "k6"])

@@ -41,7 +41,7 @@ from rich.table import Table
 from bench.arguments import parser_of
 from bench.driver import Address
 from bench.load.swarm_process import bucket_ms
-from bench.report import command_line, save
+from bench.report import command_line, percentile, save
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -164,19 +164,9 @@ def cpu_of(pids: list[int]) -> float:
 
 def percentiles(histogram: Counter[int]) -> dict[str, float]:
     """p50, p99, p99.9 and the greatest, in ms; empty without values."""
-    total = sum(histogram.values())
-    if not total:
-        return {}
-    found: dict[str, float] = {}
-    seen = 0
-    marks = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
-    for index in sorted(histogram):
-        seen += histogram[index]
-        for name, share in marks.items():
-            if name not in found and seen >= share * total:
-                found[name] = round(bucket_ms(index), 2)
-    found["max_ms"] = round(bucket_ms(max(histogram)), 2)
-    return found
+    counts = {bucket_ms(index): count for index, count in histogram.items() if count}
+    marks = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999, "max_ms": 1.0}
+    return {name: round(percentile(counts, share), 2) for name, share in marks.items()} if counts else {}
 
 
 class Child:

@@ -16,12 +16,13 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from typing import Any, Self
 
 import uvloop
 
 from bench.arguments import parser_of
-from bench.report import machine, print_table, save
+from bench.report import machine, percentile, print_table, save
 from server import Server, cpu_s
 from wire import Socket, connect_patiently
 
@@ -181,9 +182,8 @@ def figures(heard: list[tuple[float, str]], channels: int, used_s: float) -> dic
 
 
 def percentiles(values: list[float]) -> dict[str, int]:
-    ordered = sorted(values)
     at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "greatest": 1.0}
-    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * part))]) for name, part in at.items()}
+    return {name: round(percentile(Counter(values), share)) for name, share in at.items()}
 
 
 def main() -> None:

@@ -11,13 +11,13 @@ as when an upgrade is taken back. Two consecutive releases must pass. It takes a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import tempfile
 from pathlib import Path
 
+from bench.arguments import parser_of
 from bench.soak.upgrade import Upgraded, built, check, joined
 from ports import reserved_ports
 from postgres import PostgresServer
@@ -175,7 +175,7 @@ def leader(node: Upgraded) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, saves=False)
     parser.add_argument("--from", dest="commit", default=BEFORE, help="the commit of the old node")
     parser.add_argument("--checkout", type=Path, help="an existing checkout of it, with its extensions built")
     options = parser.parse_args()

@@ -12,7 +12,6 @@ Building the old commit takes a few minutes; nothing of the repository but its l
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import parser_of
 from receiver import Receiver
 from server import Server
 from wire import Api, Socket
@@ -164,7 +164,7 @@ def check(what: str, seen: object, expected: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, saves=False)
     parser.add_argument("--from", dest="commit", default=BEFORE, help="the commit to upgrade from")
     parser.add_argument("--checkout", type=Path, help="an existing checkout of it, with its extensions built")
     options = parser.parse_args()

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from links import quick_link, transports
+from links import deafen, hear, quick_link
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, ask_within
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.connection_limit import CONN
-from redpoll.cluster.membership.hold_call import HoldCall
 from redpoll.cluster.membership.join import Join
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Timings
 from redpoll.cluster.quota import Quota
@@ -252,26 +251,13 @@ class Worker:
             for socket in list(sockets):
                 self.leave(socket)
 
-    def note_holds(self, note: Callable[[LocalChannel, HoldCall], None]) -> None:
-        """Calls `note(local_channel, call)` before each later call of `hold`, in its long or short form."""
-        sync = self.registry._sync
-        send = sync._send
-
-        def note_and_send(local_channel: LocalChannel, call: HoldCall) -> None:
-            note(local_channel, call)
-            send(local_channel, call)
-
-        sync._send = note_and_send
-
     def deafen(self) -> None:
         """Stops reading from Redis, which still carries out commands."""
-        for transport in transports(self.link):
-            transport.pause_reading()
+        deafen(self.link)
 
     def hear(self) -> None:
         """Ends `deafen`."""
-        for transport in transports(self.link):
-            transport.resume_reading()
+        hear(self.link)
 
     async def kill(self) -> None:
         """Ends like a killed process: sends nothing to Redis."""

@@ -30,7 +30,7 @@ async def proxied(redis):
 
 async def test_lag_is_measured_and_nothing_is_missing(proxied, wait_until):
     _, link, canary, _ = proxied
-    await wait_until(lambda: canary._number >= 4)
+    await wait_until(lambda: canary.sent >= 4)
     assert 0 < canary.lag_s < 60
     assert (canary.missed, canary.broken, link.reconnects) == (0, False, 0)
 
@@ -46,8 +46,8 @@ async def test_connection_without_messages_is_replaced_and_reported_until_one_ar
     await wait_until(lambda: not canary.broken)
     assert changes == [True, False]
     reconnects = link.reconnects
-    number = canary._number
-    await wait_until(lambda: canary._number >= number + 4)
+    number = canary.sent
+    await wait_until(lambda: canary.sent >= number + 4)
     assert link.reconnects == reconnects
 
 
@@ -61,8 +61,8 @@ async def test_redis_that_is_slow_loses_no_canary(own_redis, wait_until):
     own_redis.pause()
     await asyncio.sleep(10 * EVERY_S)  # more than three intervals, not a wait
     own_redis.resume()
-    number = canary._number
-    await wait_until(lambda: canary._number > number)
+    number = canary.sent
+    await wait_until(lambda: canary.sent > number)
     assert (canary.missed, link.reconnects) == (0, 0)
     canary.close()
     await link.close()

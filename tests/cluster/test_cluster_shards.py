@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bus_publishing import Outgoing, Replies, call_of, publish_all
+from links import note_holds
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
@@ -54,7 +55,7 @@ async def hold_many(worker, wait_until) -> list:
     sockets = [worker.join(f"news-{number}") for number in range(CHANNELS)]
     sockets += [worker.join(f"presence-{number}", "u") for number in range(64)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    await wait_until(lambda: is_open(worker) and not worker.registry._sync.in_flight)
+    await wait_until(lambda: is_open(worker) and not worker.registry.sync.in_flight)
     return sockets
 
 
@@ -62,7 +63,7 @@ def note_written(worker) -> tuple[list[str], list[bytes]]:
     """The channels of later calls of `hold`, and the topics subscribed later."""
     held: list[str] = []
     topics: list[bytes] = []
-    worker.note_holds(lambda local_channel, call: held.append(local_channel.channel))
+    note_holds(worker.registry, held.append)
     subscribe = worker.link.subscribe
     worker.link.subscribe = lambda names, *more: (topics.extend(names), subscribe(names, *more))
     return held, topics
@@ -117,8 +118,8 @@ async def test_moved_slot_makes_only_its_own_channels_written_again(cluster, sta
     assert {shard_of(topic) for topic in topics if b":t:" in topic} == {MOVING}
     states = {entry["state"] for entry in logs if entry["event"] == "redis connection state changed"}
     assert states == {"partly", "reasserting", "open"}
-    assert a.registry._incarnation.generations[MOVING] == 2
-    assert a.registry._incarnation.generations[OTHER] == 1
+    assert a.registry.incarnation.generations[MOVING] == 2
+    assert a.registry.incarnation.generations[OTHER] == 1
     events = [len(socket.events) for socket in sockets]
     await published(b, [socket.channel for socket in sockets])
     await wait_until(lambda: [len(socket.events) for socket in sockets] == [count + 1 for count in events])

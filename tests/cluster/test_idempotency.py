@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from bus_publishing import Outgoing, publish_all
+from links import deafen
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.idempotency import Idempotency, Outcome
 
@@ -70,7 +71,7 @@ async def test_repeated_request_publishes_once(idempotency, link, keys, make_app
     await wait_until(lambda: socket.state == cached.state == "attached")
     bus, app = Bus(link, keys), make_app()
     items = [Outgoing("news", "e", "1"), Outgoing("cache-news", "e", "2"), Outgoing("news", "e", "3")]
-    link._connection._transport.pause_reading()
+    deafen(link)
     claiming = asyncio.ensure_future(idempotency.claim("7", "id-1", REQUEST))
     await asyncio.sleep(0)
     link.flush()
@@ -79,7 +80,7 @@ async def test_repeated_request_publishes_once(idempotency, link, keys, make_app
         await claiming
     await link.wait_up()
     claim = await idempotency.claim("7", "id-1", REQUEST)
-    link._connection._transport.pause_reading()
+    deafen(link)
     publishing = asyncio.ensure_future(publish_all(bus, app, items[:2], once=claim.once))
     await wait_until(lambda: len(cached.events) == 1)
     link.drop("for the test")

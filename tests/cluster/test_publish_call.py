@@ -2,7 +2,7 @@
 
 import re
 
-from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode, publish_keys
+from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import PUBLISH
 from unkeyed import shard
@@ -21,19 +21,21 @@ def test_keys_follow_the_flags():
     cached = [keys.cached("A", "C"), keys.cache_miss("A", "C")]
     stored = [keys.history("A", "C"), keys.history_meta("A", "C"), keys.histories(at, "A")]
     once = [keys.published("A", "C", "x", 3)]
-    assert publish_keys(keys, "A", "C", "", "", 0) == []
-    assert publish_keys(keys, "A", "C", "c", "", 0) == cached
-    assert publish_keys(keys, "A", "C", "h", "", 0) == [keys.clock(at), *stored]
-    assert publish_keys(keys, "A", "C", "r", "", 0) == [keys.clock(at), keys.outbox(at)]
-    assert publish_keys(keys, "A", "C", "chri", "x", 3) == [*cached, keys.clock(at), *stored, keys.outbox(at), *once]
+    for flags, expected in {
+        "": [],
+        "c": cached,
+        "h": [keys.clock(at), *stored],
+        "r": [keys.clock(at), keys.outbox(at)],
+        "chri": [*cached, keys.clock(at), *stored, keys.outbox(at), *once],
+    }.items():
+        assert encode(keys, "A", "C", flags, b"", 0, 0, once="x", index=3)[0] == expected
 
 
 def test_arguments_come_in_the_order_of_the_script():
     keys = Keys()
-    names, args = encode(keys, "7", "a", "hr", b"tail", 30, 120, STORE, ROW)
+    _, args = encode(keys, "7", "a", "hr", b"tail", 30, 120, STORE, ROW)
     assert args[:8] == [b"PUBLISH", keys.topic("7", "a"), "hr", b"tail", 30, 120, "7", "a"]
     assert args[8:] == [*STORE, *ROW]
-    assert names == publish_keys(keys, "7", "a", "hr", "", 0)
     # Without a history its fields are empty, so that those of the row keep their index.
     assert encode(keys, "7", "a", "r", b"tail", 30, 120, row=ROW)[1][8:] == [0, 0, 0, "", "", *ROW]
     assert encode(keys, "7", "a", "i", b"tail", 30, 120, once="x", index=2)[1][8:] == []

@@ -65,7 +65,7 @@ def test_one_file_may_hold_both(tmp_path):
 def test_key_without_a_final_newline_works(tmp_path):
     cert, key = self_signed(tmp_path)
     key.write_text(key.read_text().rstrip())
-    read_pair(cert, key)
+    assert read_pair(cert, key) == key.read_bytes() + b"\n" + cert.read_bytes()
 
 
 def test_every_file_that_cannot_be_read_is_named(tmp_path):

@@ -349,6 +349,15 @@ def clock():
 
 
 @pytest.fixture
+async def link(redis):
+    link = Link(redis.url)
+    link.start()
+    await link.wait_up()
+    yield link
+    await link.close()
+
+
+@pytest.fixture
 async def store(tmp_path):
     opened = await Store.open(database_url(tmp_path))
     yield opened

@@ -57,7 +57,7 @@ class Node:
     def leave(self) -> None:
         """The second worker is down, is asked to close its clients, and has closed them."""
         self.workers.said(self.second, Reach.DOWN)
-        self.ticks(cut_off._MAX_DOWN)
+        self.ticks(cut_off.MAX_DOWN)
         self.workers.left(self.second, True)
         self.second.sent.clear()
 
@@ -69,7 +69,7 @@ def node():
 
 def test_worker_that_stays_down_is_asked_to_close_its_clients_and_then_holds_nobody_up(node):
     node.workers.said(node.second, Reach.DOWN)
-    node.ticks(cut_off._MAX_DOWN - 1)
+    node.ticks(cut_off.MAX_DOWN - 1)
     assert not node.second.sent
     node.ticks(1)
     assert node.second.sent == [EndService()]
@@ -85,7 +85,7 @@ def test_it_admits_clients_only_when_all_nodes_know_that_publishes_wait_for_it_a
     node.workers.said(node.second, Reach.SUBSCRIBED)
     node.ticks(1)
     assert (node.workers.numbers, node.workers.without_clients, node.second.sent) == ([1], [], [])
-    node.ticks(cut_off._RETURN_TICKS - 1)
+    node.ticks(cut_off.RETURN_TICKS - 1)
     assert not node.second.sent
     node.ticks(1)
     assert (node.workers.numbers, node.second.sent) == ([], [ReturnToService()])
@@ -103,31 +103,31 @@ def test_it_is_out_again_if_it_loses_redis_before_that(node):
 def test_while_redis_is_away_for_the_whole_node_nothing_counts(node):
     for child in node.children:
         node.workers.said(child, Reach.DOWN)
-    node.ticks(cut_off._MAX_DOWN - 1)
+    node.ticks(cut_off.MAX_DOWN - 1)
     node.heartbeat.answered_s_ago = float("inf")
     node.ticks(500)
     node.heartbeat.answered_s_ago = 0.1
-    node.ticks(cut_off._MAX_DOWN - 1)
+    node.ticks(cut_off.MAX_DOWN - 1)
     assert not node.first.sent
     assert not node.second.sent
 
 
 def test_worker_that_is_connected_may_take_longer_to_subscribe_and_longest_if_no_other_is_faster(node):
     node.workers.said(node.second, Reach.CONNECTING)
-    node.ticks(cut_off._MAX_CONNECTING - 1)
+    node.ticks(cut_off.MAX_CONNECTING - 1)
     assert not node.second.sent
     node.ticks(1)
     assert node.second.sent == [EndService()]
     alone = Node()
     for child in alone.children:
         alone.workers.said(child, Reach.CONNECTING)
-    alone.ticks(cut_off._MAX_CONNECTING_ALONE - 1)
+    alone.ticks(cut_off.MAX_CONNECTING_ALONE - 1)
     assert not alone.second.sent
 
 
 def test_worker_that_connected_meanwhile_keeps_its_clients(node):
     node.workers.said(node.second, Reach.DOWN)
-    node.ticks(cut_off._MAX_DOWN)
+    node.ticks(cut_off.MAX_DOWN)
     node.workers.said(node.second, Reach.SUBSCRIBED)
     node.workers.left(node.second, False)
     assert (node.workers.numbers, node.workers.without_clients) == ([], [])
@@ -135,14 +135,14 @@ def test_worker_that_connected_meanwhile_keeps_its_clients(node):
 
 def test_worker_that_does_not_close_its_clients_in_time_is_killed_and_its_successor_is_in_service(node):
     node.workers.said(node.second, Reach.DOWN)
-    node.ticks(cut_off._MAX_DOWN + cut_off._MAX_LEAVING)
+    node.ticks(cut_off.MAX_DOWN + cut_off.MAX_LEAVING)
     assert node.second.signals == [signal.SIGKILL]
     node.workers.process_ended(node.second)
     assert node.workers.numbers == []
     # The successor says at its start that it is down. If it stays down, publishes needn't wait for it either.
     node.workers.said(node.second, Reach.DOWN)
     node.second.sent.clear()
-    node.ticks(cut_off._MAX_DOWN)
+    node.ticks(cut_off.MAX_DOWN)
     assert node.second.sent == [EndService()]
 
 
@@ -152,7 +152,7 @@ def test_worker_that_says_nothing_since_redis_came_back_is_killed(node):
     node.ticks(1)
     assert node.second.sent == [TellReach()]
     node.workers.said(node.first, Reach.SUBSCRIBED)
-    node.ticks(cut_off._MAX_SILENT)
+    node.ticks(cut_off.MAX_SILENT)
     assert (node.first.signals, node.second.signals) == ([], [signal.SIGKILL])
 
 

@@ -3,7 +3,6 @@ import pytest
 
 from redpoll.protocol.apps import (
     DAILY_LIMITS,
-    NOT_SETTINGS,
     SETTINGS,
     App,
     HistoryRule,
@@ -163,8 +162,11 @@ def test_an_inconsistent_rule_is_refused_with_a_sentence(given, fault):
 
 
 def test_the_table_has_every_field_of_the_record_but_those_that_have_commands_of_their_own():
-    assert tuple(SETTINGS) == tuple(field for field in App.__struct_fields__ if field not in NOT_SETTINGS)
-    assert set(App.__struct_fields__) > NOT_SETTINGS
+    identity = ("id", "name", "keys")
+    derived = ("history", "hooks", "console_key", "console_until", "debug_until", "debug_socket")
+    assert {*SETTINGS, *identity, *derived} == set(App.__struct_fields__)
+    assert not SETTINGS.keys() & {*identity, *derived}
+    assert list(SETTINGS) == [field for field in App.__struct_fields__ if field in SETTINGS]
 
 
 def test_the_default_of_each_setting():

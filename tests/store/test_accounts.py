@@ -5,14 +5,6 @@ import sqlalchemy as sa
 
 from redpoll.store import accounts as rows
 from redpoll.store.accounts import User
-from redpoll.store.store import Store
-
-
-@pytest.fixture
-async def store(store_url):
-    opened = await Store.open(store_url)
-    yield opened
-    await opened.close()
 
 
 def user(name="vera", **changed):

@@ -1,7 +1,6 @@
 """Apps and their keys in the record store: written, changed, read back."""
 
 import msgspec
-import pytest
 import sqlalchemy as sa
 
 from redpoll.protocol.apps import App, HistoryRule, Key
@@ -11,13 +10,6 @@ from redpoll.store.store import Store
 
 KEYS = (Key(key="aa", secret="s1"), Key(key="bb", secret="s2", enabled=False))
 APP = App(id="7", name="Büro “7”", keys=KEYS, client_events=False, allowed_origins=("*.x.example",), max_batch=3)
-
-
-@pytest.fixture
-async def store(store_url):
-    opened = await Store.open(store_url)
-    yield opened
-    await opened.close()
 
 
 async def read(store: Store) -> dict[str, App]:

@@ -1,18 +1,7 @@
 """The audit log in the record store: filters, order and the maximum of rows."""
 
-import pytest
-
 from redpoll.store import audit
 from redpoll.store.audit import Actor
-from redpoll.store.store import Store
-
-
-@pytest.fixture
-async def connection(store_url):
-    store = await Store.open(store_url)
-    async with store.change() as opened:
-        yield opened
-    await store.close()
 
 
 async def test_entries_are_newest_first_and_filtered_by_app_user_and_text(connection):

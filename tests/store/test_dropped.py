@@ -1,17 +1,6 @@
 """How many deliveries of an endpoint were dropped, on both databases."""
 
-import pytest
-
 from redpoll.store import dropped
-from redpoll.store.store import Store
-
-
-@pytest.fixture
-async def connection(store_url):
-    store = await Store.open(store_url)
-    async with store.change() as opened:
-        yield opened
-    await store.close()
 
 
 async def test_numbers_add_up_by_endpoint_until_they_are_forgotten(connection):

@@ -16,13 +16,6 @@ from redpoll.store.store import Store, StoreError, database_url, raise_version, 
 
 
 @pytest.fixture
-async def store(store_url):
-    opened = await Store.open(store_url)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def sqlite_store(tmp_path):
     opened = await Store.open(database_url(tmp_path))
     yield opened

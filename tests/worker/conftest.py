@@ -16,6 +16,7 @@ import websockets
 from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.config import Settings
@@ -145,7 +146,7 @@ class Bench:
         for worker in self.workers:
             await self.settled(worker, lambda worker=worker: worker.directory.by_id["1"] == self.app)
 
-    async def start(self, *, shard_key: str | None = "", **settings) -> Worker:
+    async def start(self, *, shard_key: str | None = "", timings: Timings | None = None, **settings) -> Worker:
         """`shard_key` None: the supervisor doesn't know it yet, and the test sends it."""
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         ours, theirs = socket.socketpair()
@@ -162,7 +163,7 @@ class Bench:
             data_dir=str(self.tmp_path),
             settings=Settings(**settings),
         )
-        worker = Worker(start, ChildPipe(theirs.detach()))
+        worker = Worker(start, ChildPipe(theirs.detach()), timings)
         worker.supervisor = ours
         # As the supervisor does, with what control says about the record store.
         if shard_key is not None:

@@ -151,7 +151,7 @@ async def test_no_client_loses_its_connection_when_redis_restarts(own_redis, ben
 async def test_connections_beyond_the_limit_of_open_files_are_refused_and_others_stay(bench):
     worker = await bench.start()
     first = await bench.client(worker)
-    worker.gate._max_connections = 1
+    worker.gate.max_connections = 1
     with pytest.raises(websockets.InvalidStatus) as refused:
         await bench.client(worker)
     assert refused.value.response.status_code == 503

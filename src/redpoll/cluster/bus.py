@@ -126,7 +126,7 @@ class Bus:
         # The caller names the epoch before it knows whether the history needs a new one, so each publish brings a name.
         self._run = secrets.token_hex(6)
         self._epochs = count(1)
-        self._link = link
+        self.link = link
         self._keys = keys
         self._confirm_s = confirm_s
 
@@ -186,12 +186,12 @@ class Bus:
     def send(self, commands: Commands, done: Publishes) -> None:
         """Events that are commands already (`Call.pack`); `done` as in `post`."""
         self.published += commands.count
-        self._link.publish(commands, done)
+        self.link.publish(commands, done)
         self._check(done)
 
     def flush(self) -> None:
         """Write what was sent now, not at the end of this pass of the loop."""
-        self._link.flush()
+        self.link.flush()
 
     @property
     def checks(self) -> bool:
@@ -202,7 +202,7 @@ class Bus:
 
     def _check(self, done: Any) -> None:
         if self.checks:
-            self._link.call_packed(CHECK, Checked(done))
+            self.link.call_packed(CHECK, Checked(done))
 
     def _post_one(
         self,
@@ -219,7 +219,7 @@ class Bus:
         done: Done,
     ) -> None:
         if self._keys.sharded:
-            reason = self._link.refusal_of(self._keys.topic(app.id, channel))
+            reason = self.link.refusal_of(self._keys.topic(app.id, channel))
             if reason:
                 asyncio.get_running_loop().call_soon(done, Refused(reason))
                 return
@@ -243,7 +243,7 @@ class Bus:
         # A copy for the dashboard's console while it is open. Its outcome doesn't matter.
         if app.console_until > time.time():
             copy = console_envelope(channel, event_envelope(event, data, skip=skip, user=user))
-            self._link.call(self._keys.publish, self._keys.topic(app.id, CONSOLE_TOPIC), copy)
+            self.link.call(self._keys.publish, self._keys.topic(app.id, CONSOLE_TOPIC), copy)
 
     def _plain(
         self,
@@ -259,7 +259,7 @@ class Bus:
         keys = self._keys
         command = _frame.pack_publish(keys.publish, keys.shards, app.id, channel, event, data, skip, trace, user)
         self.published += 1
-        self._link.call_packed(command, done)
+        self.link.call_packed(command, done)
 
     def shard(self, app_id: str, channel: str) -> int:
         """As `Keys.shard`."""
@@ -268,7 +268,7 @@ class Bus:
     @property
     def refusal(self) -> str:
         """Why `post` and `send` would not be confirmed (`Link.refusal`); "" if nothing is known."""
-        return self._link.refusal
+        return self.link.refusal
 
     def _run_script(
         self,
@@ -288,7 +288,7 @@ class Bus:
             store = StoreTerms(rule.keep, rule.seconds, cap_of_shard(app.max_history_channels), epoch, rule.era)
         names, args = encode(self._keys, app.id, channel, flags, tail, app.cache_ttl_s, ONCE_S, store, row, once, index)
         self.published += 1
-        self._link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
+        self.link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
 
     async def not_listening(self, processes: Collection[str]) -> list[str]:
         """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics. A connection of a dead
@@ -303,8 +303,8 @@ class Bus:
         return [process for process in processes if not all(counts.get(keys.here_of(at, process)) for at in shards)]
 
     async def _subscribers(self, topics: Sequence[bytes]) -> Sequence[int]:
-        if self._link.up:
+        if self.link.up:
             with contextlib.suppress(TimeoutError, LinkDown, hiredis.ReplyError):
                 async with asyncio.timeout(self._confirm_s):
-                    return await self._link.subscribers(topics)
+                    return await self.link.subscribers(topics)
         return [0]

@@ -63,7 +63,8 @@ class Canary:
         self._run = run
         self._k = k
         self._every_s = every_s
-        self._number = 0
+        # Canaries so far, over all shards.
+        self.sent = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -125,8 +126,8 @@ class Canary:
                     return
 
     def _send(self, path: _Path) -> None:
-        self._number += 1
-        number = path.number = self._number
+        self.sent += 1
+        number = path.number = self.sent
         path.sent_at = self._link.clock()
         path.answered = False
 

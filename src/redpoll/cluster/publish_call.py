@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.redis.keys import Keys
 
-__all__ = ["Flag", "PublishReply", "RowTerms", "StoreTerms", "decode", "encode", "publish_keys"]
+__all__ = ["Flag", "PublishReply", "RowTerms", "StoreTerms", "decode", "encode"]
 
 
 class Flag:
@@ -60,12 +60,6 @@ class PublishReply(NamedTuple):
     epoch: str = ""
     over_cap: bool = False
     dropped: bool = False
-
-
-def publish_keys(keys: Keys, app_id: str, channel: str, flags: str, once: str, index: int) -> list[bytes]:
-    """KEYS of a call, in the script's order."""
-    app = app_id.encode()
-    return _keys(keys.shards.head(app_id, channel), app, b"%b:%b" % (app, channel.encode()), flags, once, index)
 
 
 def _keys(head: bytes, app: bytes, tail: bytes, flags: str, once: str, index: int) -> list[bytes]:

@@ -30,15 +30,15 @@ _TICK_S: Final = 0.25
 # Heartbeats are sent every second. Without an answer for longer, Redis is away for this node and not for one worker.
 _HEARTBEAT_WITHIN_S: Final = 1.5
 # In ticks, which are counted like the supervisor's pings: after a stall of this process, a late tick counts once.
-_MAX_DOWN: Final = 16
+MAX_DOWN: Final = 16
 # A worker with many channels takes a while to subscribe them again, but then other workers of its node do, too.
-_MAX_CONNECTING: Final = 40
-_MAX_CONNECTING_ALONE: Final = 120
+MAX_CONNECTING: Final = 40
+MAX_CONNECTING_ALONE: Final = 120
 # It doesn't say whether it is connected since Redis came back: it hangs.
-_MAX_SILENT: Final = 40
-_MAX_LEAVING: Final = 40
+MAX_SILENT: Final = 40
+MAX_LEAVING: Final = 40
 # All nodes read each other's heartbeats once a second: then all wait for the worker again before it admits a client.
-_RETURN_TICKS: Final = 14
+RETURN_TICKS: Final = 14
 
 
 class Service(Enum):
@@ -142,13 +142,13 @@ class CutOffWorkers:
     def _look(self, worker: _Worker) -> None:
         if worker.reach is None:
             worker.silent += worker.has_spoken
-            if worker.silent == _MAX_SILENT:
+            if worker.silent == MAX_SILENT:
                 self._kill(worker, "it does not say whether it reaches redis")
         elif worker.service is Service.SERVING:
             self._count(worker)
         elif worker.service is Service.LEAVING:
             worker.leaving += 1
-            if worker.leaving == _MAX_LEAVING:
+            if worker.leaving == MAX_LEAVING:
                 self._kill(worker, "it did not close its clients in time")
         elif worker.reach is not Reach.SUBSCRIBED:
             self._change(worker, Service.OUT)
@@ -157,7 +157,7 @@ class CutOffWorkers:
             self._change(worker, Service.RETURNING)
         else:
             worker.returning += 1
-            if worker.returning == _RETURN_TICKS:
+            if worker.returning == RETURN_TICKS:
                 worker.forget()
                 worker.child.send(ReturnToService())
                 self._change(worker, Service.SERVING)
@@ -166,8 +166,8 @@ class CutOffWorkers:
         worker.down += worker.reach is Reach.DOWN
         worker.connecting += worker.reach is Reach.CONNECTING
         others = any(other.reach is Reach.SUBSCRIBED for other in self._workers if other is not worker)
-        max_connecting = _MAX_CONNECTING if others else _MAX_CONNECTING_ALONE
-        if worker.down >= _MAX_DOWN or worker.connecting >= max_connecting:
+        max_connecting = MAX_CONNECTING if others else MAX_CONNECTING_ALONE
+        if worker.down >= MAX_DOWN or worker.connecting >= max_connecting:
             worker.leaving = 0
             worker.child.send(EndService())
             self._change(worker, Service.LEAVING)

@@ -85,18 +85,19 @@ class Slices:
 
     def __init__(self, step: Callable[[], bool], after: Callable[[], None] | None = None) -> None:
         self.clock = monotonic
-        self._step = step
+        self.step = step
         self._after = after
         self._scheduled = False
 
     def start(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self.run)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """One slice of the steps; `start` has the loop call it."""
         self._scheduled = False
-        step, clock = self._step, self.clock
+        step, clock = self.step, self.clock
         until = clock() + SLICE_S
         more = True
         try:

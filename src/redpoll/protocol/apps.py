@@ -16,7 +16,6 @@ from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_
 __all__ = [
     "DAILY_LIMITS",
     "MAX_HISTORY_RULES",
-    "NOT_SETTINGS",
     "SETTINGS",
     "App",
     "CurrentApp",
@@ -321,10 +320,6 @@ _TABLE = (
     ),
 )
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-# The fields of `App` that `app set` can't change: its identity, and what has commands of its own or is derived.
-NOT_SETTINGS = frozenset(
-    ("id", "name", "keys", "history", "hooks", "console_key", "console_until", "debug_until", "debug_socket")
-)
 
 _DEFAULTS: dict[str, Value] = dict(
     zip(App.__struct_fields__[-len(App.__struct_defaults__) :], App.__struct_defaults__, strict=True)

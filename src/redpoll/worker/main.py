@@ -21,7 +21,7 @@ from redpoll._sockets import Poller
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life, Lifecycle
-from redpoll.cluster.membership.registry import Registry
+from redpoll.cluster.membership.registry import Registry, Timings
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
@@ -89,10 +89,10 @@ class Worker:
     """One worker. `run()` returns when everything is closed.
 
     `ready` is set once Redis knows this worker and the directory is read; clients are admitted from then on, as `life`
-    says.
+    says. `timings` are those of its registry.
     """
 
-    def __init__(self, start: Start, child_pipe: ChildPipe) -> None:
+    def __init__(self, start: Start, child_pipe: ChildPipe, timings: Timings | None = None) -> None:
         self.start_message = start
         self.child_pipe = child_pipe
         settings = start.settings
@@ -122,6 +122,7 @@ class Worker:
             start.run,
             start.process,
             self.answerers,
+            timings=timings,
             debounce_s=settings.webhook_debounce_s,
             # /readyz says which worker it is.
             on_deaf=lambda broken: child_pipe.send(Deaf(broken)),

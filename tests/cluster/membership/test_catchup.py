@@ -562,13 +562,13 @@ async def test_event_whose_delivery_fails_does_not_stop_the_others(worker, app, 
     socket = await attach(worker, wait_until)
     await away(worker, wait_until)
     await send(bus, app, *range(10))
-    take = worker.registry._catchup._on_event
+    take = worker.registry.catchup._on_event
 
     def fail_at_five(local_channel, payload) -> None:
         take(local_channel, payload)
         assert not payload.endswith(b"e5")
 
-    worker.registry._catchup._on_event = fail_at_five
+    worker.registry.catchup._on_event = fail_at_five
     await back(worker, wait_until)
     await wait_until(lambda: len(socket.events) == 10)
     assert numbers(socket) == list(range(10))

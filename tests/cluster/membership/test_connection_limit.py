@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -116,7 +117,8 @@ async def test_without_redis_a_connection_gets_4100(own_redis, start_worker, mak
     assert not [*worker.registry.local_channels()]
     own_redis.start()
     # However long the worker takes to connect and register, this connection waits.
-    worker.registry.connection_limit._away_s = 60.0
+    limit = worker.registry.connection_limit
+    limit.timings = replace(limit.timings, away_s=60.0)
     late = worker.connect()
     await wait_until(answered((worker, late)))
     assert codes(worker) == [4100, 200]
@@ -185,8 +187,7 @@ async def test_limit_turned_off_admits_waiting_connections(start_worker, make_ap
     admitted = [b.connect() for _ in range(3)]
     await wait_until(answered(*((b, join) for join in admitted)))
     waiting = [a.connect() for _ in range(2)]
-    pending = a.registry.connection_limit._pending
-    await wait_until(lambda: all(pending[join] is not None for join in waiting))
+    await wait_until(lambda: a.registry.connection_limit.refused == len(waiting))
     in_flight = a.connect()
     await asyncio.sleep(0)
     a.link.flush()

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+from links import note_holds
+
 
 async def test_setting_that_all_channels_follow_takes_one_slice_in_each_pass(start_worker, wait_until, make_app):
     worker = await start_worker()
@@ -9,19 +11,19 @@ async def test_setting_that_all_channels_follow_takes_one_slice_in_each_pass(sta
     sockets = [worker.join(f"news-{n}") for n in range(700)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     clock = iter(range(1_000_000))
-    following, sync = worker.registry._following, worker.registry._sync
+    following, sync = worker.registry.following, worker.registry.sync
     sync.slices.clock = following.slices.clock = lambda: next(clock)
     calls = []
-    worker.note_holds(lambda local_channel, call: calls.append(local_channel.channel))
+    note_holds(worker.registry, calls.append)
     followed = []
-    follow = following.slices._step
+    follow = following.slices.step
 
     def note_followed():
         more = follow()
         followed.append(sum(local_channel.tally is not None for local_channel in worker.registry.local_channels()))
         return more
 
-    following.slices._step = note_followed
+    following.slices.step = note_followed
     counting = make_app(subscription_count=True)
     worker.registry.app_changed(worker.app, counting)
     assert all(local_channel.tally is None for local_channel in worker.registry.local_channels())
@@ -41,5 +43,5 @@ async def test_app_that_is_gone_is_followed_no_longer(start_worker, make_app):
     await worker.attach("news")
     worker.registry.app_changed(worker.app, make_app(subscription_count=True))
     worker.registry.app_changed(worker.app, None)
-    assert not worker.registry._following._step()
+    assert not worker.registry.following._step()
     assert worker.registry.local_channel("7", "news").tally is None

@@ -17,7 +17,7 @@ async def test_join_prints_what_it_waits_for_all_the_way(start_worker, wait_unti
     worker.deafen()
     first = worker.join("news")
     assert as_printed(str(first.join)) == "news of app 7: queued for … s, waits for the SUBSCRIBE of its topic"
-    await wait_until(lambda: worker.registry._sync.in_flight == 1)
+    await wait_until(lambda: worker.registry.sync.in_flight == 1)
     second = worker.join("news")
     assert as_printed(str(first.join)) == "news of app 7: in flight for … s, waits for Redis' answer"
     assert as_printed(str(second.join)) == "news of app 7: queued for … s, waits for the answer to an earlier call"

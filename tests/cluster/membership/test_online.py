@@ -1,6 +1,7 @@
 """Watched users over several workers on a real Redis."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -24,10 +25,10 @@ async def b(start_worker, make_app):
 def look_again(worker):
     """The second look after a break, which otherwise comes after `second_look_s`."""
     online = worker.registry.online
-    for watched in online._watched.values():
+    for watched in online.watched.values():
         if watched.timer is not None:
             watched.stop_timer()
-            online._look_again(watched)
+            online.look_again(watched)
 
 
 async def until_in_redis(worker, user, n, wait):
@@ -109,12 +110,12 @@ async def test_reload_of_a_page_is_seen_by_no_watcher(a, start_worker, make_app,
     b = await start_worker(2)
     b.app = make_app(watchlist=True)
     # However slow the machine is, the reload is quicker.
-    a.registry.online._offline_s = 60
+    a.registry.online.timings = replace(a.registry.online.timings, offline_s=60)
     a.registry.online.watch("7", "u")
     b.registry.signed_in.sign_in(b.app, "u")
     await wait_until(lambda: a.sockets.states[-1:] == [("u", True)])
     states = list(a.sockets.states)
-    watched = a.registry.online._watched["7", "u"]
+    watched = a.registry.online.watched["7", "u"]
     for _ in range(5):
         b.registry.signed_in.sign_out("7", "u")
         await until_in_redis(b, "u", 0, wait_until)
@@ -203,7 +204,7 @@ async def test_break_is_seen_by_no_watcher_and_changes_during_it_are_sent_afterw
 
 async def test_redis_that_lost_everything_reports_no_user_offline(a, b, link, keys, wait_until):
     for worker in (a, b):
-        worker.registry.online._second_look_s = 60
+        worker.registry.online.timings = replace(worker.registry.online.timings, second_look_s=60)
         worker.registry.online.watch("7", "u")
         worker.registry.online.watch("7", "v")
         worker.registry.signed_in.sign_in(worker.app, "u" if worker is a else "v")

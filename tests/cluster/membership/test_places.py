@@ -35,7 +35,7 @@ async def test_places_of_a_dead_worker_are_free_after_their_time(a, link, keys, 
 async def test_full_app_is_looked_at_once_per_second(start_worker, make_app, wait_until):
     worker = await start_worker(full_s=3600.0)
     worker.app = make_app(max_occupied_channels=2)
-    places = worker.registry._sync._places
+    places = worker.registry.sync.places
     assert await outcome(worker.join("1"), wait_until) == "attached"
     looks = places.looks
     outcomes = [await outcome(worker.join(f"{n}"), wait_until) for n in range(2, 20)]
@@ -52,13 +52,13 @@ async def test_below_the_share_of_its_shard_a_channel_needs_no_look(a, make_app,
     a.app = make_app(max_occupied_channels=1_000_000)
     sockets = [a.join(name) for name in [f"room-{n}" for n in range(10_000) if shard("7", f"room-{n}") == 5][:50]]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    assert a.registry._sync._places.looks == 0
+    assert a.registry.sync.places.looks == 0
 
 
 async def test_subscribes_that_wait_for_a_place_survive_a_break(a, b, link, keys, make_app, wait_until, truth):
     a.app = b.app = make_app(max_occupied_channels=20)
     sockets = [worker.join(f"private-{n}") for n in range(15) for worker in (a, b)]
-    await wait_until(lambda: a.registry._sync._places.looks and b.registry._sync._places.looks)
+    await wait_until(lambda: a.registry.sync.places.looks and b.registry.sync.places.looks)
     for worker in (a, b):
         worker.link.drop("test")
     assert [await outcome(socket, wait_until) for socket in sockets] == ["attached"] * 30

@@ -134,7 +134,7 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
     sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     # A beat that Redis answers between the next two lines would fence the worker.
-    a.registry._incarnation.close()
+    a.registry.incarnation.close()
     await wait_until(lambda: a.link.unanswered == 0)
     await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
@@ -164,7 +164,7 @@ async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(
 async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):
     await a.attach(ROOM, "u")
     w = a.registry.worker_id
-    a.registry._incarnation.close()
+    a.registry.incarnation.close()
     reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(w))
     await reaping
     late = await a.attach(ROOM, "late")

@@ -3,7 +3,7 @@
 import asyncio
 
 from bus_publishing import Outgoing, publish_all
-from links import transports
+from links import note_holds
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.questions import CloseSocket, publication
@@ -32,16 +32,15 @@ async def test_subscribe_withdrawn_before_it_is_sent_makes_no_call(a, link, trut
 
 
 async def test_subscribe_withdrawn_in_flight_leaves_without_a_frame(a, b, wait_until, truth):
-    [transport] = transports(a.link)
     # The reply isn't read before the client has left.
-    transport.pause_reading()
+    a.deafen()
     socket = a.join(ROOM, "u")
     # Not always in the next pass of the loop: a slice ends early on a busy machine.
-    await wait_until(lambda: a.registry._sync.in_flight == 1)
+    await wait_until(lambda: a.registry.sync.in_flight == 1)
     a.link.flush()
     a.leave(socket)
     assert a.registry.channels == 1
-    transport.resume_reading()
+    a.hear()
     await wait_until(lambda: a.registry.channels == 0)
     assert socket.snapshot is None
     assert (socket.join.state, bool(a.registry.joins)) == (JoinState.WITHDRAWN, False)
@@ -158,7 +157,7 @@ async def test_at_most_one_call_per_channel_is_under_way(a, truth):
 async def test_calls_with_joins_go_first(a, wait_until):
     leaving = [await a.attach(f"old-{n}") for n in range(20)]
     order = []
-    a.note_holds(lambda local_channel, call: order.append(local_channel.channel))
+    note_holds(a.registry, order.append)
     for socket in leaving:
         a.leave(socket)
     await a.attach("new")

@@ -2,43 +2,49 @@
 
 import asyncio
 
+import pytest
 from msgspec import structs
 
+from links import note_holds
 from redpoll.cluster.membership.connection_state import ConnectionState
+from redpoll.cluster.membership.hold_call import Flag
+from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.cluster.redis.scripts import HOLD
 from redpoll.protocol.apps import HistoryRule
 from unkeyed import shard
 
 
-async def test_at_most_32_rosters_are_awaited(start_worker, wait_until, truth):
+@pytest.mark.parametrize(("kind", "flag", "bound"), [("presence", Flag.ROSTER, 32), ("cache", Flag.CACHED, 64)])
+async def test_bounded_number_of_big_replies_is_awaited(start_worker, wait_until, truth, kind, flag, bound):
     worker = await start_worker()
     awaited, most = set(), 0
     run = worker.link.run
 
     def watch(script, keys, args, done):
         nonlocal most
-        if len(args) > 3 and "r" in str(args[3]):
-            awaited.add(args[5])
-            most = max(most, len(awaited))
-
-            def answered(reply):
-                awaited.discard(args[5])
-                done(reply)
-
-            run(script, keys, args, answered)
-        else:
+        if script is not HOLD or flag not in args[3]:
             run(script, keys, args, done)
+            return
+        awaited.add(args[5])
+        most = max(most, len(awaited))
+
+        def answered(reply):
+            awaited.discard(args[5])
+            done(reply)
+
+        run(script, keys, args, answered)
 
     worker.link.run = watch
     # A slice that a busy machine ends early might never have so many awaited.
-    worker.registry._sync.slices.clock = lambda: 0.0
-    sockets = [worker.join(f"presence-{n}", "u") for n in range(100)]
+    worker.registry.sync.slices.clock = lambda: 0.0
+    user = "u" if kind == "presence" else None
+    sockets = [worker.join(f"{kind}-{n}", user) for n in range(200)] + [worker.join(f"news-{n}") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    assert most == 32
+    assert most == bound
     worker.link.drop("for the test")
     await truth.settled([worker])
-    assert most == 32
+    assert most == bound
 
 
 async def test_new_subscribe_does_not_wait_until_everything_is_asserted(start_worker, wait_until, truth):
@@ -46,7 +52,7 @@ async def test_new_subscribe_does_not_wait_until_everything_is_asserted(start_wo
     old = [worker.join(f"old-{n}") for n in range(50)]
     await wait_until(lambda: all(socket.state == "attached" for socket in old))
     order = []
-    worker.note_holds(lambda local_channel, call: order.append(local_channel.channel))
+    note_holds(worker.registry, order.append)
     worker.link.drop("for the test")
     new, again = worker.join("new"), worker.join("old-49")
     await wait_until(lambda: new.state == again.state == "attached")
@@ -73,7 +79,7 @@ async def test_subscribe_overtakes_the_rosters_that_a_re_assertion_reads(start_w
 
     worker.link.run = note
     # The subscribe gets its place before the slice ends, and no answer comes in between.
-    worker.registry._sync.slices.clock = lambda: 0.0
+    worker.registry.sync.slices.clock = lambda: 0.0
     worker.link.drop("for the test")
     await wait_until(lambda: len(order) >= 151)
     assert order.index("presence-new") < 32 + 32
@@ -83,14 +89,16 @@ async def test_subscribe_overtakes_the_rosters_that_a_re_assertion_reads(start_w
 async def test_connection_is_open_again_when_the_last_channel_left_before_its_turn(start_worker, wait_until, link):
     worker = await start_worker()
     socket = await worker.attach("news")
-    # Redis doesn't answer the call that would assert it under the next name, because nobody is left by then.
-    advance = worker.registry._sync._advance
+    # There is no call that would assert it under the next name, because nobody is left by then.
+    agenda = worker.registry.sync.agenda
+    move = agenda.move
 
-    def leave_first(local_channel):
-        worker.leave(socket)
-        worker.registry._sync._advance = advance
+    def move_and_leave(local_channel, stage):
+        move(local_channel, stage)
+        if stage is Stage.ASSERTING:
+            worker.leave(socket)
 
-    worker.registry._sync._advance = leave_first
+    agenda.move = move_and_leave
     await link.ask(b"FLUSHALL")
     worker.link.drop("for the test")
     await wait_until(lambda: not list(worker.registry.local_channels()))
@@ -101,16 +109,16 @@ def count_per_pass(worker):
     """Notes the channels of the calls that each pass of the loop makes, while the clock says that each step takes a
     whole slice."""
     passes = []
-    step = worker.registry._sync.slices._run
+    step = worker.registry.sync.slices.run
     clock = iter(range(1_000_000))
-    worker.registry._sync.slices.clock = lambda: next(clock)
+    worker.registry.sync.slices.clock = lambda: next(clock)
 
     def begin_pass():
         passes.append([])
         step()
 
-    worker.note_holds(lambda local_channel, call: passes[-1].append(local_channel.channel))
-    worker.registry._sync.slices._run = begin_pass
+    note_holds(worker.registry, lambda channel: passes[-1].append(channel))
+    worker.registry.sync.slices.run = begin_pass
     return passes
 
 
@@ -132,10 +140,10 @@ async def test_calls_that_no_client_waits_for_leave_redis_free_for_those_that_ha
     worker.deafen()
     for socket in sockets:
         worker.leave(socket)
-    await wait_until(lambda: worker.registry._sync.in_flight == 100)
+    await wait_until(lambda: worker.registry.sync.in_flight == 100)
     new = worker.join("new")
-    await wait_until(lambda: worker.registry._sync.in_flight == 101)
-    worker.link._connection._transport.resume_reading()
+    await wait_until(lambda: worker.registry.sync.in_flight == 101)
+    worker.hear()
     await wait_until(lambda: new.state == "attached")
     await truth.settled([worker])
 
@@ -151,7 +159,7 @@ async def test_topics_of_one_tick_go_in_subscribes_of_a_thousand_ahead_of_their_
         call(*command, **more)
 
     worker.link.call = note
-    worker.note_holds(lambda local_channel, call: commands.append("hold"))
+    note_holds(worker.registry, lambda channel: commands.append("hold"))
     sockets = [worker.join(f"news-{n}") for n in range(1001)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     commands = [command for command in commands if command in (b"SUBSCRIBE", "hold")]
@@ -193,34 +201,6 @@ async def test_channel_that_waits_for_its_retry_holds_up_no_other_after_a_break(
     late = worker.join("late")
     await wait_until(lambda: late.state == "attached")
     await link.ask(b"RENAME", b"aside", keys.counts("7", "bad"))
-    await truth.settled([worker])
-
-
-async def test_at_most_64_cached_events_are_awaited(start_worker, wait_until, truth):
-    worker = await start_worker()
-    awaited, most = set(), 0
-    run = worker.link.run
-
-    def watch(script, keys, args, done):
-        nonlocal most
-        if len(args) > 3 and "c" in str(args[3]):
-            awaited.add(args[5])
-            most = max(most, len(awaited))
-
-            def answered(reply):
-                awaited.discard(args[5])
-                done(reply)
-
-            run(script, keys, args, answered)
-        else:
-            run(script, keys, args, done)
-
-    worker.link.run = watch
-    # A slice that a busy machine ends early might never have so many awaited.
-    worker.registry._sync.slices.clock = lambda: 0.0
-    sockets = [worker.join(f"cache-{n}") for n in range(200)] + [worker.join(f"news-{n}") for n in range(200)]
-    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    assert most == 64
     await truth.settled([worker])
 
 
@@ -278,4 +258,4 @@ async def test_dropped_rows_are_counted_and_the_rest_of_the_reply_is_used(start_
     await link.ask(b"EVAL", lua, 1, keys.outbox(at))
     socket = await joined(worker, "cache-news", wait_until)
     assert (socket.cached, socket.counts) == (b"", [1])
-    assert worker.registry._sync.unhooked == 2
+    assert worker.registry.unhooked == 2

@@ -8,7 +8,7 @@ import pytest
 from announced import announced_count
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_count, parse_removed
 from redpoll.cluster.membership.hold_call import hold_keys
-from redpoll.cluster.publish_call import publish_keys
+from redpoll.cluster.publish_call import encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import (
@@ -564,7 +564,7 @@ async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link,
     try:
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(SPEND, (keys.spent(A, "d"),), (1, 5, 0, 60))
-        names = publish_keys(keys, A, "cache-a", "c", "", 0)
+        names, _ = encode(keys, A, "cache-a", "c", b"", 60, 60)
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(PUBLISH, names, (keys.publish, b"t", "c", "tail", 60, 60))
     finally:
@@ -576,7 +576,7 @@ async def test_publish_caches_and_returns_its_receivers_each_time_it_is_repeated
     link.on_push = lambda topic, payload: pushes.append(payload)
     topic = keys.topic(A, "cache-a")
     link.subscribe([topic])
-    names = publish_keys(keys, A, "cache-a", "ci", "x", 0)
+    names, _ = encode(keys, A, "cache-a", "ci", b"", 60, 120, once="x")
     first = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
     again = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
     assert (first, again) == ([b"OK", 1, b"0", b"", 0, 0], [b"OK", 1])
@@ -603,7 +603,7 @@ class Story:
     async def publish(
         self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", era="", flags="h", more=(), once=""
     ) -> list:
-        names = publish_keys(self.keys, A, self.channel, flags, once, 0)
+        names, _ = encode(self.keys, A, self.channel, flags, b"", 60, 60, once=once)
         args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 60, 60, A, self.channel)
         return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, era, *more))
 

@@ -75,7 +75,7 @@ async def test_a_parameter_can_not_be_added_to_a_signed_query(plane, sign):
 
 
 async def test_signatures_of_the_published_examples(plane):
-    plane.plane.front._clock = lambda: 1353088179.0
+    plane.plane.front.clock = lambda: 1353088179.0
     body = b'{"name":"foo","channels":["project-3"],"data":"{\\"some\\":\\"data\\"}"}'
     query = (
         "auth_key=278d425bdf160c739803&auth_timestamp=1353088179&auth_version=1.0"
@@ -150,7 +150,7 @@ async def test_the_error_for_a_wrong_signature_shows_what_to_sign_but_not_the_si
 
 @pytest.mark.parametrize(("off_s", "status"), [(-600, 200), (600, 200), (-601, 401), (601, 401)])
 async def test_a_timestamp_may_be_ten_minutes_off(plane, sign, off_s, status):
-    plane.plane.front._clock = lambda: 1_700_000_000.0
+    plane.plane.front.clock = lambda: 1_700_000_000.0
     target = sign("POST", "/apps/3/events", BODY, timestamp=str(1_700_000_000 + off_s))
     reply = await plane.ask("POST", target, BODY)
     assert reply.status == status
@@ -421,7 +421,7 @@ async def test_a_revoked_token_is_refused_at_once_on_an_open_connection(plane):
 async def test_the_error_for_an_expired_token_says_when_it_expired(plane):
     made, shown = await token(plane, "all", lasts_s=60)
     assert (await plane.ask("GET", "/apps/3/channels", b"", shown)).status == 200
-    plane.plane.front._clock = lambda: made.expires_at + 1
+    plane.plane.front.clock = lambda: made.expires_at + 1
     reply = await plane.ask("GET", "/apps/3/channels", b"", shown)
     assert code_of(reply) == (401, "token_expired")
     assert "expired 1 s ago" in reply.json()["error"]
@@ -455,7 +455,7 @@ async def test_only_authenticated_calls_update_the_time_of_last_use(plane):
     made, shown = await token(plane, "read")
     assert (await plane.ask("POST", "/apps/3/events", BODY, shown)).status == 403
     assert plane.records.tokens[made.hash].last_used_at is None
-    plane.plane.front._clock = lambda: 1_700_000_000.0
+    plane.plane.front.clock = lambda: 1_700_000_000.0
     await plane.ask("GET", "/apps/3/channels", b"", shown)
     assert plane.records.tokens[made.hash].last_used_at == 1_700_000_000.0
 

@@ -14,15 +14,6 @@ from unkeyed import shard
 
 
 @pytest.fixture
-async def link(redis):
-    link = Link(redis.url)
-    link.start()
-    await link.wait_up()
-    yield link
-    await link.close()
-
-
-@pytest.fixture
 async def occupancy(link):
     return Occupancy(link, Keys("rp"))
 

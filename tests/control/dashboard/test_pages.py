@@ -24,7 +24,7 @@ def test_templates_do_not_disable_escaping():
 
 
 def test_sizes_and_durations_have_a_suitable_unit():
-    assert [pages._size(size) for size in (0, 1023, 1536, 200 * 1024, 5 << 20, 3 << 30)] == [
+    assert [pages.size(size) for size in (0, 1023, 1536, 200 * 1024, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
@@ -32,7 +32,7 @@ def test_sizes_and_durations_have_a_suitable_unit():
         "5.0 MiB",
         "3.0 GiB",
     ]
-    assert [pages._span(seconds) for seconds in (1, 90, 3_600, 129_600)] == [
+    assert [pages.span(seconds) for seconds in (1, 90, 3_600, 129_600)] == [
         "1 second",
         "1.5 minutes",
         "1 hour",
@@ -41,7 +41,7 @@ def test_sizes_and_durations_have_a_suitable_unit():
 
 
 def test_backticks_make_code_and_everything_is_escaped():
-    assert pages._ticks("`<a>` or <b>") == "<code>&lt;a&gt;</code> or &lt;b&gt;"
+    assert pages.ticks("`<a>` or <b>") == "<code>&lt;a&gt;</code> or &lt;b&gt;"
 
 
 def test_path_segments_are_quoted():

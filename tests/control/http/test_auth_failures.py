@@ -95,7 +95,7 @@ def test_table_is_bounded_and_forgets_full_buckets(clock):
 async def test_failures_above_the_rate_are_429_and_right_credentials_are_accepted(make_plane, redis, sign):
     plane = await make_plane(redis.url, auth_failures_per_minute=3)
     # Otherwise a failure is free again after 20 s.
-    plane.plane.auth_failures._clock = lambda: 1000.0
+    plane.plane.auth_failures.clock = lambda: 1000.0
     wrong = sign("POST", "/apps/3/events", BODY, secret="no")
     replies = [await plane.ask("POST", wrong, BODY) for _ in range(5)]
     assert [reply.status for reply in replies] == [401, 401, 401, 429, 429]

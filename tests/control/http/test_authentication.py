@@ -18,7 +18,7 @@ async def limited(make_plane, redis):
     """A Plane on which this client has no failures left."""
     plane = await make_plane(redis.url, **LIMITED)
     # Otherwise a failure is free again after a minute.
-    plane.plane.auth_failures._clock = lambda: 1000.0
+    plane.plane.auth_failures.clock = lambda: 1000.0
     assert (await plane.ask("GET", "/apps/3/channels")).status == 401
     return plane
 

@@ -1,21 +1,10 @@
 """What control reads of the workers' figures."""
 
-import pytest
-
 from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.stats import Stats
 from redpoll.control.nodes.worker_figures import WorkerFigures
-
-
-@pytest.fixture
-async def link(redis):
-    link = Link(redis.url)
-    link.start()
-    await link.wait_up()
-    yield link
-    await link.close()
 
 
 async def test_own_figures_are_read_without_those_of_other_nodes(link):

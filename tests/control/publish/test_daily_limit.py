@@ -7,7 +7,6 @@ import pytest
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.keys import Keys
-from redpoll.cluster.redis.link import Link
 from redpoll.control.publish.daily_limit import DailyLimit
 from redpoll.control.records.records import Records
 from redpoll.store.errors import StoreUnavailable
@@ -41,15 +40,6 @@ async def records(tmp_path):
     yield records
     await records.finish()
     await store.close()
-
-
-@pytest.fixture
-async def link(redis):
-    link = Link(redis.url)
-    link.start()
-    await link.wait_up()
-    yield link
-    await link.close()
 
 
 @pytest.fixture

@@ -12,14 +12,7 @@ from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
 from redpoll.store import audit
 from redpoll.store.audit import Actor
-from redpoll.store.store import Store, database_url
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
-    yield opened
-    await opened.close()
+from redpoll.store.store import Store
 
 
 async def loaded(store: Store) -> Records:

@@ -8,14 +8,7 @@ import pytest
 from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import fault_of_token
-from redpoll.store.store import Store, database_url
-
-
-@pytest.fixture
-async def store(tmp_path):
-    opened = await Store.open(database_url(tmp_path))
-    yield opened
-    await opened.close()
+from redpoll.store.store import Store
 
 
 async def loaded(store: Store) -> Records:

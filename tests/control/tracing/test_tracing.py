@@ -6,7 +6,6 @@ import pytest
 
 from redpoll._publish import Call
 from redpoll.cluster.redis.keys import Keys
-from redpoll.cluster.redis.link import Link
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
 from redpoll.control.tracing.tracing import RENEW_EVERY_S, Tracer, describe_call
 from redpoll.protocol.apps import App
@@ -45,15 +44,6 @@ def event(
     name: str = "news", channels: tuple[str, ...] = ("room",), data: str = "{}", correlation_id: str | None = None
 ) -> Call:
     return call((name, channels, data), correlation_id=correlation_id)
-
-
-@pytest.fixture
-async def link(redis):
-    link = Link(redis.url)
-    link.start()
-    await link.wait_up()
-    yield link
-    await link.close()
 
 
 @pytest.fixture

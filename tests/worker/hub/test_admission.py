@@ -2,42 +2,26 @@
 
 import asyncio
 import json
-
-import pytest
+from dataclasses import replace
 
 from redpoll.cluster.lifecycle import Lifecycle
+from redpoll.cluster.membership.timings import Timings
 
-
-@pytest.fixture
-def quick():
-    """A worker's registry gives up after a fraction of a second instead of 7 s."""
-
-    def hurry(worker, away_s=60.0) -> None:
-        admissions = worker.registry.connection_limit
-        admissions._retry_s, admissions._max_wait_s, admissions._away_s = 0.05, 0.4, away_s
-
-    return hurry
+# A worker gives up after a fraction of a second instead of 7 s.
+QUICK = Timings(admit_retry_s=0.05, max_admit_s=0.4, away_s=60.0)
 
 
 async def full(bench):
     """A worker whose app is full with one client. It retries another one, and may then refuse it, when the test calls
     `retry`, or else long after all that the test does."""
-    worker = await bench.start()
-    limit = worker.registry.connection_limit
-    limit._retry_s, limit._max_wait_s = 20.0, 120.0
+    worker = await bench.start(timings=Timings(admit_retry_s=20.0, max_admit_s=120.0))
     await bench.change(max_connections=1)
     return worker, await bench.client(worker)
 
 
 async def refused_once(bench, worker) -> None:
     """Wait until Redis has refused the client that waits."""
-    await bench.settled(worker, lambda: any(worker.registry.connection_limit._pending.values()))
-
-
-def retry(worker) -> None:
-    limit = worker.registry.connection_limit
-    limit._timer.cancel()
-    limit._retry()
+    await bench.settled(worker, lambda: worker.registry.connection_limit.refused)
 
 
 async def outcome(client) -> str | int:
@@ -49,10 +33,8 @@ async def outcome(client) -> str | int:
 GREETED = "pusher:connection_established"
 
 
-async def test_a_client_of_a_full_app_is_closed_with_4004(bench, quick):
-    workers = [await bench.start(), await bench.start()]
-    for worker in workers:
-        quick(worker)
+async def test_a_client_of_a_full_app_is_closed_with_4004(bench):
+    workers = [await bench.start(timings=QUICK) for _ in range(2)]
     await bench.change(max_connections=2)
     for worker in workers:
         await bench.client(worker)
@@ -72,10 +54,8 @@ async def test_a_full_app_is_refused_with_4004_when_all_workers_live(bench):
     assert await refused.closed_with() == 4004
 
 
-async def test_of_many_clients_at_once_exactly_max_connections_are_admitted(bench, quick):
-    workers = [await bench.start(), await bench.start()]
-    for worker in workers:
-        quick(worker)
+async def test_of_many_clients_at_once_exactly_max_connections_are_admitted(bench):
+    workers = [await bench.start(timings=QUICK) for _ in range(2)]
     await bench.change(max_connections=7)
     clients = await asyncio.gather(*(bench.open(workers[n % 2]) for n in range(24)))
     outcomes = await asyncio.gather(*(outcome(client) for client in clients))
@@ -100,7 +80,7 @@ async def test_a_waiting_client_gets_the_place_that_becomes_free(bench):
     second = asyncio.create_task(bench.client(worker))
     await refused_once(bench, worker)
     await first.socket.close()
-    retry(worker)
+    worker.registry.connection_limit.retry()
     await (await asyncio.wait_for(second, 60)).nothing_more()
 
 
@@ -116,10 +96,8 @@ async def test_a_client_that_closes_while_waiting_keeps_no_place(bench):
     assert worker.statistics.loop_exceptions_total == 0
 
 
-async def test_a_new_limit_counts_open_connections_and_closes_none(bench, quick):
-    workers = [await bench.start(), await bench.start()]
-    for worker in workers:
-        quick(worker)
+async def test_a_new_limit_counts_open_connections_and_closes_none(bench):
+    workers = [await bench.start(timings=QUICK) for _ in range(2)]
     there = [await bench.client(worker) for worker in workers]
     await bench.change(max_connections=1)
     assert await outcome(await bench.open(workers[0])) in (4004, 4100)
@@ -143,16 +121,17 @@ async def test_a_waiting_client_is_refused_when_its_app_is_disabled(bench):
     await refused_once(bench, worker)
     await bench.change(enabled=False)
     assert await first.closed_with() == 4003
-    retry(worker)
+    worker.registry.connection_limit.retry()
     assert await outcome(await asyncio.wait_for(second, 60)) == 4003
     await bench.change(enabled=True)
     await (await bench.client(worker)).nothing_more()
 
 
-async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis, bench_on, quick):
+async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis, bench_on):
     bench = await bench_on(own_redis)
     worker = await bench.start()
-    quick(worker, away_s=0.4)
+    # Not for the whole worker, which admits no client when Redis is silent for so long.
+    worker.registry.connection_limit.timings = replace(QUICK, away_s=0.4)
     await bench.change(max_connections=5)
     own_redis.kill()
     await bench.settled(worker, lambda: not worker.link.up)

@@ -6,6 +6,8 @@ import time
 import pytest
 import structlog
 
+from links import deafen, hear
+
 
 @pytest.fixture
 def lines(monkeypatch):
@@ -105,11 +107,11 @@ async def test_a_subscribe_that_waits_says_what_for(bench, lines):
     worker = await bench.start()
     client, other = await bench.client(worker), await bench.client(worker)
     await bench.change(debug_until=time.time() + 60, debug_socket=client.socket_id)
-    worker.link._connection._transport.pause_reading()
+    deafen(worker.link)
     await client.ask("presence-a", {"user_id": "1"})
     await other.ask("presence-a", {"user_id": "2"})
     await bench.settled(worker, lambda: phrases(lines).count("subscribe waits") >= 2)
-    worker.link._connection._transport.resume_reading()
+    hear(worker.link)
     await client.until("pusher_internal:subscription_succeeded")
     line = next(line for line in lines if line.get("what") == "subscribe waits")
     assert (line["socket"], line["channel"], line["state"]) == (client.socket_id, "presence-a", "in flight")

@@ -9,7 +9,9 @@ import pytest
 import websockets
 
 from bus_publishing import publish_all
+from links import deafen, hear, note_holds
 from redpoll.cluster.membership.join_queue import MAX_IN_TURN
+from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.apps import HistoryRule, Key
 from redpoll.worker.statistics import Statistics
@@ -122,29 +124,21 @@ class TestSubscribesAtOnce:
         worker = await bench.start()
         first, second = await bench.client(worker), await bench.client(worker)
         await first.subscribe("news")
-        worker.link._connection._transport.pause_reading()
+        deafen(worker.link)
         assert await second.subscribe("news") == {"event": SUCCEEDED, "channel": "news", "data": "{}"}
         assert not worker.hub.joins
-        worker.link._connection._transport.resume_reading()
+        hear(worker.link)
         await bench.publish("news", "headline", "1")
         await second.until("headline")
         await first.until("headline")
 
-    async def test_redis_gets_the_number_at_once_and_then_once_in_an_interval(self, bench, monkeypatch):
+    async def test_redis_gets_the_number_at_once_and_then_once_in_an_interval(self, bench):
         # The test ends the intervals.
-        monkeypatch.setattr("redpoll.cluster.membership.agenda._COUNT_S", 600)
-        worker = await bench.start()
+        worker = await bench.start(timings=Timings(count_s=600))
         clients = [await bench.client(worker) for _ in range(20)]
         await clients[0].subscribe("news")
         calls = []
-        send = worker.registry._sync._send
-
-        def note(local_channel, call):
-            if local_channel.channel == "news":
-                calls.append(call)
-            send(local_channel, call)
-
-        worker.registry._sync._send = note
+        note_holds(worker.registry, calls.append)
 
         async def in_redis():
             return [int(count) for count in await worker.link.ask(b"HVALS", Keys().counts("1", "news"))]
@@ -157,16 +151,16 @@ class TestSubscribesAtOnce:
         for client in clients[1:]:
             await client.subscribe("news")
         await until_in_redis([2])
-        worker.registry._sync.counts._interval_over()
+        worker.registry.sync.counts.interval_over()
         await until_in_redis([20])
-        assert len(calls) == 2
+        assert calls == ["news"] * 2
         for client in clients[1:]:
             await client.send("pusher:unsubscribe", {"channel": "news"})
             await client.nothing_more()
         assert await in_redis() == [20]
-        worker.registry._sync.counts._interval_over()
+        worker.registry.sync.counts.interval_over()
         await until_in_redis([1])
-        assert len(calls) == 3
+        assert calls == ["news"] * 3
         await clients[0].send("pusher:unsubscribe", {"channel": "news"})
         await bench.settled(worker, lambda: worker.registry.local_channel("1", "news") is None)
         assert await in_redis() == []
@@ -184,10 +178,10 @@ class TestSubscribesAtOnce:
         first, second = await bench.client(worker), await bench.client(worker)
         await bench.change(**settings)
         await first.subscribe("news")
-        worker.link._connection._transport.pause_reading()
+        deafen(worker.link)
         await second.ask("news")
         await second.nothing_more()
-        worker.link._connection._transport.resume_reading()
+        hear(worker.link)
         await second.until(SUCCEEDED)
 
     @pytest.mark.parametrize("channel", ["cache-news", "presence-news"])
@@ -196,10 +190,10 @@ class TestSubscribesAtOnce:
         first, second = await bench.client(worker), await bench.client(worker)
         member = {"user_id": "1"} if channel.startswith("presence-") else None
         await first.subscribe(channel, member)
-        worker.link._connection._transport.pause_reading()
+        deafen(worker.link)
         await second.ask(channel, member)
         await second.nothing_more()
-        worker.link._connection._transport.resume_reading()
+        hear(worker.link)
         await second.until(SUCCEEDED)
 
     async def test_subscribe_waits_while_redis_is_away(self, own_redis, bench_on):
@@ -219,15 +213,15 @@ class TestTurns:
     async def test_client_does_not_wait_for_the_many_subscribes_of_another(self, bench):
         worker = await bench.start()
         many, other = await bench.client(worker), await bench.client(worker)
-        worker.link._connection._transport.pause_reading()
+        deafen(worker.link)
         for n in range(300):
             await many.ask(f"c{n}")
         await many.nothing_more()
         await other.ask("news")
         await other.nothing_more()
         # Redis has a few of the many, and the other's.
-        await bench.settled(worker, lambda: worker.registry._sync.in_flight == MAX_IN_TURN + 1)
-        worker.link._connection._transport.resume_reading()
+        await bench.settled(worker, lambda: worker.registry.sync.in_flight == MAX_IN_TURN + 1)
+        hear(worker.link)
         await other.until(SUCCEEDED)
         assert [(await many.until(SUCCEEDED))["channel"] for _ in range(300)] == [f"c{n}" for n in range(300)]
         assert not worker.hub.joins
@@ -235,7 +229,7 @@ class TestTurns:
     async def test_client_that_left_leaves_none_of_its_subscribes(self, bench):
         worker = await bench.start()
         many = await bench.client(worker)
-        worker.link._connection._transport.pause_reading()
+        deafen(worker.link)
         for n in range(100):
             await many.ask(f"c{n}")
         for n in range(0, 100, 3):
@@ -243,10 +237,10 @@ class TestTurns:
         await many.nothing_more()
         many.socket.transport.abort()
         await bench.settled(worker, lambda: not len(worker.hub.open_connections))
-        worker.link._connection._transport.resume_reading()
+        hear(worker.link)
         await bench.settled(worker, lambda: not worker.registry.channels)
         assert not worker.hub.joins
-        assert not worker.hub.joins._withdrawn
+        assert not worker.hub.joins.withdrawn
 
 
 class TestFaultsOfOurs:
@@ -301,14 +295,14 @@ class TestFaultsOfOurs:
         worker = await bench.start()
         first, second = await bench.client(worker), await bench.client(worker)
         await first.subscribe("presence-p", {"user_id": "1"})
-        added = worker.registry._events.member_added
+        added = worker.hub.member_added
 
         def fail(*values):
             raise ValueError("for the test")
 
-        worker.registry._events.member_added = fail
+        worker.hub.member_added = fail
         await second.subscribe("presence-p", {"user_id": "2"})
-        worker.registry._events.member_added = added
+        worker.hub.member_added = added
         assert [str(fault) for fault in faults] == ["for the test"]
 
 

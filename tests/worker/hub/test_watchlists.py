@@ -7,6 +7,8 @@ import random
 import msgspec
 import pytest
 
+from redpoll.cluster.membership.timings import Timings
+
 EVENTS = "pusher_internal:watchlist_events"
 
 
@@ -29,10 +31,8 @@ async def known(bench, worker, user: str) -> None:
 @pytest.fixture
 async def pair(bench):
     """Two workers and an app with watchlists, without the delay before a user counts as offline."""
-    workers = [await bench.start(), await bench.start()]
-    for worker in workers:
-        worker.registry.online._offline_s = 0.05
-        worker.registry.online._second_look_s = 0.5
+    timings = Timings(offline_s=0.05, second_look_s=0.5)
+    workers = [await bench.start(timings=timings), await bench.start(timings=timings)]
     await bench.change(watchlist=True)
     return workers
 
@@ -122,7 +122,7 @@ class TestChanges:
 
     async def test_a_page_reload_sends_nothing(self, bench, pair):
         one, other = pair
-        one.registry.online._offline_s = 60.0
+        one.registry.online.timings = Timings(offline_s=60.0)
         watcher, page = await bench.client(one), await bench.client(other)
         await page.sign_in("8")
         await known(bench, other, "8")

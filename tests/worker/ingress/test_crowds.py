@@ -175,7 +175,7 @@ async def test_out_of_descriptors_silent_connections_make_room_and_a_back_end_st
     gate = worker.gate
     reader, writer = await open_from(worker, "127.0.0.1", publish())
     assert await status(reader) == 200
-    gate._max_connections = -40
+    gate.max_connections = -40
     silent = [await open_from(worker, "127.0.0.2", SILENT) for _ in range(40)]
     assert await ended(silent[0][0]) == b""
     await wait_until(lambda: len(gate.strangers.newcomers) <= 8)
@@ -195,7 +195,7 @@ async def test_out_of_descriptors_silent_connections_make_room_and_a_back_end_st
 
 async def test_a_websocket_takes_the_place_of_a_silent_connection(bench, open_from, wait_until):
     worker = await bench.start()
-    worker.gate._max_connections = 4
+    worker.gate.max_connections = 4
     silent = [await open_from(worker, "127.0.0.2", SILENT) for _ in range(4)]
     await wait_until(lambda: worker.gate.connections == 4)
     client = await bench.client(worker)

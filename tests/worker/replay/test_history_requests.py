@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from redpoll.cluster.history import History
+from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.effects import AskHistory
 
 HISTORY = "pusher:history"
@@ -148,8 +149,7 @@ async def test_invalid_requests_are_refused_with_the_reason(bench):
     assert "not subscribed" in await refusal(client, "stored-b")
     assert "limit" in await refusal(client, limit=0)
     assert "limit" in await refusal(client, limit=1001)
-    link, keys = bench.bus._link, bench.bus._keys
-    await History(link, keys).clear("1", "stored-a")
+    await History(bench.bus.link, Keys()).clear("1", "stored-a")
     assert "epoch" in await refusal(client, before=f"{epoch}:99")
 
 

@@ -9,6 +9,7 @@ import socket
 import websockets
 
 from redpoll.cluster.history import History
+from redpoll.cluster.redis.keys import Keys
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -30,7 +31,7 @@ def position_of(frame: dict) -> dict:
 
 
 def history_of(bench) -> History:
-    return History(bench.bus._link, bench.bus._keys)
+    return History(bench.bus.link, Keys())
 
 
 class Withheld:
@@ -410,7 +411,7 @@ class TestRecovery:
         own_redis.kill()
         reader.cut()
         own_redis.start()
-        await bench.settled(workers[0], lambda: bench.bus._link.connects == 2 and bench.bus._link.up)
+        await bench.settled(workers[0], lambda: bench.bus.link.connects == 2 and bench.bus.link.up)
         # Workers may not have subscribed again yet.
         await bench.publish_numbers("stored-a", range(200, 600))
         await asyncio.wait_for(reading, 60)

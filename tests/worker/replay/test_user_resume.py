@@ -9,7 +9,7 @@ import redis as redis_py
 from proxy import Proxy
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
-from redpoll.worker.replay import user_resume
+from redpoll.worker.replay.user_resume import ResumeTimings
 
 PING = "pusher:ping"
 
@@ -26,11 +26,23 @@ async def resuming(bench):
     return bench
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """A busy machine may let workers answer each other late, and a stall doesn't count as a connection's silence."""
-    monkeypatch.setattr(user_resume, "_ANSWERS_S", 20.0)
-    monkeypatch.setattr(user_resume, "_IN_FLIGHT_S", 60.0)
+# A busy machine may let workers answer each other late, and a stall doesn't count as a connection's silence.
+PATIENT = ResumeTimings(answers_s=20.0, in_flight_s=60.0)
+
+
+async def client_through(proxy, bench, worker):
+    """A client whose bytes go through `proxy`."""
+    bench.url = lambda _, path: f"ws://127.0.0.1:{proxy.port}{path}"
+    client = await bench.client(worker)
+    del bench.url
+    return client
+
+
+async def two_workers(bench, timings: ResumeTimings = PATIENT):
+    workers = [await bench.start(), await bench.start()]
+    for worker in workers:
+        worker.hub.user_resume.timings = timings
+    return workers
 
 
 def point_of(bench, user: str) -> tuple[int | None, int]:
@@ -126,9 +138,7 @@ class TestSignedInUsers:
         await again.subscribe("news")
         await resuming.settled(worker, lambda: waiting)
         await again.sign_in("7")
-        await resuming.settled(
-            worker, lambda: all(returned.known for returned in worker.hub.user_resume._returned.values())
-        )
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
         worker.hub.replayer.pages.history = history
         for args in waiting:
             history.page(*args)
@@ -145,13 +155,10 @@ class TestSignedInUsers:
         assert numbers(await client.events(5)) == list(range(5, 10))
         await client.nothing_more()
 
-    async def test_an_old_connection_that_hangs_counts(self, resuming, patient):
-        one, other = await resuming.start(), await resuming.start()
+    async def test_an_old_connection_that_hangs_counts(self, resuming):
+        one, other = await two_workers(resuming)
         with Proxy(("127.0.0.1", one.port)) as proxy:
-            url = f"ws://127.0.0.1:{proxy.port}/app/278d425bdf160c739803?protocol=7&client=test&version=1"
-            resuming.url = lambda worker, path, url=url: url
-            client = await resuming.client(one)
-            del resuming.url
+            client = await client_through(proxy, resuming, one)
             await client.sign_in("7")
             await client.subscribe("news")
             await resuming.publish_numbers("news", range(2))
@@ -165,11 +172,9 @@ class TestSignedInUsers:
             await again.nothing_more()
             assert len(one.hub.open_connections) == 1
 
-    async def test_another_open_tab_does_not_count(self, resuming, monkeypatch):
+    async def test_another_open_tab_does_not_count(self, resuming):
         # A busy machine must not make an open tab look silent.
-        monkeypatch.setattr(user_resume, "_PONG_S", 10.0)
-        monkeypatch.setattr(user_resume, "_ANSWERS_S", 20.0)
-        one, other = await resuming.start(), await resuming.start()
+        one, other = await two_workers(resuming, ResumeTimings(answers_s=20.0, pong_s=10.0))
         for worker in (one, other):
             tab = await resuming.client(worker)
             await tab.sign_in("7")
@@ -187,11 +192,7 @@ class TestSignedInUsers:
         clients = [await resuming.client(worker) for _ in range(40)]
         for client in clients[:-1]:
             await client.sign_in("guest")
-
-        def settled() -> bool:
-            return all(returned.known for returned in worker.hub.user_resume._returned.values())
-
-        await resuming.settled(worker, settled)
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
         pinged = []
         ping = worker.janitor.ping
 
@@ -201,7 +202,7 @@ class TestSignedInUsers:
 
         worker.janitor.ping = record
         await clients[-1].sign_in("guest")
-        await resuming.settled(worker, settled)
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
         assert [connection.session.socket_id for connection in pinged] == [client.socket_id for client in clients[7:-1]]
 
     async def test_other_users_first_visits_and_other_apps_get_nothing(self, resuming):
@@ -254,13 +255,10 @@ class TestMembers:
         await got_all(again, range(2, 80))
         await again.nothing_more()
 
-    async def test_a_member_whose_old_socket_hangs_on_another_worker(self, resuming, patient):
-        one, other = await resuming.start(), await resuming.start()
+    async def test_a_member_whose_old_socket_hangs_on_another_worker(self, resuming):
+        one, other = await two_workers(resuming)
         with Proxy(("127.0.0.1", one.port)) as proxy:
-            url = f"ws://127.0.0.1:{proxy.port}/app/278d425bdf160c739803?protocol=7&client=test&version=1"
-            resuming.url = lambda worker, path, url=url: url
-            client = await resuming.client(one)
-            del resuming.url
+            client = await client_through(proxy, resuming, one)
             await client.subscribe("presence-p", {"user_id": "m"})
             proxy.stall()
             await resuming.publish_numbers("presence-p", range(3))
@@ -288,8 +286,8 @@ class TestThePoint:
         point, ttl_s = point_of(resuming, "7")
         # The janitor doesn't count stalls as silence. One between the answer of Redis and its use makes the point
         # earlier, by no more than all of this took.
-        earliest_s = before_s - ages_s[-1] - user_resume._IN_FLIGHT_S - (after_s - before_s)
-        latest_s = after_s - ages_s[-1] - user_resume._IN_FLIGHT_S
+        earliest_s = before_s - ages_s[-1] - worker.hub.user_resume.timings.in_flight_s - (after_s - before_s)
+        latest_s = after_s - ages_s[-1] - worker.hub.user_resume.timings.in_flight_s
         assert earliest_s - 0.1 < point / 1_000_000 < latest_s + 0.1
         assert ages_s[-1] >= 0.25
         assert 50 < ttl_s <= 60
@@ -317,8 +315,7 @@ class TestThePoint:
         client = await bench.client(worker)
         await client.sign_in("7")
         await client.subscribe("presence-p", {"user_id": "7"})
-        resume = worker.hub.user_resume
-        assert not any((resume._users, resume._connections, resume._attached_at, resume._timer))
+        assert worker.hub.user_resume.idle
         await cut(bench, worker, client)
         await bench.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
         assert point_of(bench, "7")[0] is None
@@ -330,11 +327,9 @@ class TestThePoint:
         await client.sign_in("7")
         await client.subscribe("news")
         await cut(resuming, worker, client)
-        resume = worker.hub.user_resume
-        assert not any((resume._users, resume._connections, resume._attached_at, resume._returned))
         await point_written(resuming, "7")
         await point_written(resuming, "m")
-        await resuming.settled(worker, lambda: not resume._tasks)
+        await resuming.settled(worker, lambda: worker.hub.user_resume.idle)
 
     async def test_turned_on_it_counts_for_open_connections(self, bench):
         worker = await bench.start()
@@ -347,4 +342,4 @@ class TestThePoint:
         await point_written(bench, "7")
         await point_written(bench, "m")
         await bench.change(user_resume_s=0)
-        assert not worker.hub.user_resume._users
+        await bench.settled(worker, lambda: worker.hub.user_resume.idle)

@@ -47,9 +47,9 @@ async def test_new_clients_are_refused(behind, own_redis):
 
 async def test_time_in_which_clients_are_not_read_does_not_count_as_idle(behind, own_redis):
     bench, worker, client = behind
-    tick = worker.janitor._tick
+    tick = worker.janitor.tick
     # Longer than the two timeouts together.
-    await bench.settled(worker, lambda: worker.janitor._tick > tick + 10)
+    await bench.settled(worker, lambda: worker.janitor.tick > tick + 10)
     own_redis.resume()
     await client.send("pusher:ping")
     await client.until("pusher:pong")

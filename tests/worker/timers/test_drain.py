@@ -10,6 +10,8 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 from redpoll.worker.hub.connection import Connection
+from redpoll.worker.timers.drain import Drain
+from redpoll.worker.timers.paced_close import PacedClose
 
 
 @pytest.fixture
@@ -60,32 +62,47 @@ async def test_part_is_moved_and_the_others_stay(crowd, bench):
     await link.close()
 
 
-async def test_pace_is_what_the_others_accept(crowd):
+class Paces:
+    """What a drain orders from PacedClose: the connections, their number, the seconds and the least rate."""
+
+    def __init__(self) -> None:
+        self.ordered = []
+
+    def close(self, connections, count, code, message, within_s, *, min_rate=None) -> None:
+        self.ordered.append((count, within_s, min_rate))
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_pace_is_what_the_others_accept(crowd, wait_until):
     worker, _ = crowd
-    paces = []
-    worker._drain._paced.close = lambda *args, **changed: paces.append((args[1], args[4], changed))
+    paces = Paces()
+    drain = Drain(worker.hub.open_connections, worker.janitor.spawn, paces)
     # Six connections at three per second, though half a second was asked for.
-    worker.evacuate(0.5, 3.0)
+    drain.begin("", 0.5, max_per_s=3.0)
     # At least 1,000 per second when there is no other node.
-    worker.evacuate(30.0)
-    while len(paces) < 1:
-        await asyncio.sleep(0.005)
+    drain.begin("", 30.0)
+    await wait_until(lambda: paces.ordered)
     # The first one was replaced before it began.
-    assert paces == [(6, 30.0, {})]
-    worker.evacuate(0.5, 3.0)
-    while len(paces) < 2:
-        await asyncio.sleep(0.005)
-    assert paces[1] == (6, 2.0, {"min_rate": 0})
+    assert paces.ordered == [(6, 30.0, None)]
+    drain.begin("", 0.5, max_per_s=3.0)
+    await wait_until(lambda: len(paces.ordered) == 2)
+    assert paces.ordered[1] == (6, 2.0, 0)
 
 
 async def test_cancelled_drain_leaves_connections_open(crowd, bench):
     worker, clients = crowd
-    worker.evacuate(1000.0, math.inf)
+    now, paced = 0.0, PacedClose()
+    paced.clock = lambda: now
+    drain = Drain(worker.hub.open_connections, worker.janitor.spawn, paced)
+    drain.begin("", 1000.0, max_per_s=math.inf)
     await bench.settled(worker, lambda: len(worker.hub.open_connections) == 5)
-    assert worker._drain._paced._batches
-    worker.serve()
-    assert not worker._drain._paced._batches
+    drain.cancel()
+    now, tick = 1000.0, worker.janitor.tick
+    # The next close would have come 10 ms later.
+    await bench.settled(worker, lambda: worker.janitor.tick > tick + 1)
+    assert len(worker.hub.open_connections) == 5
     (left,) = [client for count, client in clients if count == 3]
     await left.send("pusher:ping")
     await left.until("pusher:pong")
-    assert not worker._drain._paced._batches

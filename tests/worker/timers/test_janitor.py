@@ -20,9 +20,9 @@ class TestIdle:
         client = await bench.client(worker)
         assert await client.next() == {"event": "pusher:ping", "data": "{}"}
 
-    async def test_a_client_that_never_answers_is_closed_with_4201(self, bench, monkeypatch):
-        monkeypatch.setattr("redpoll.worker.timers.janitor._CLOSE_TIMEOUT_S", 0.25)
+    async def test_a_client_that_never_answers_is_closed_with_4201(self, bench):
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        worker.janitor.close_timeout_s = 0.25
         # Without a library: every library answers WebSocket pings, which count.
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         writer.write(UPGRADE.format(path="/app/278d425bdf160c739803?protocol=7").encode())
@@ -50,9 +50,9 @@ class TestIdle:
         await client.until("pusher:pong")
 
 
-async def test_a_close_frame_without_an_answer_times_out(bench, monkeypatch):
-    monkeypatch.setattr("redpoll.worker.timers.janitor._CLOSE_TIMEOUT_S", 0.25)
+async def test_a_close_frame_without_an_answer_times_out(bench):
     worker = await bench.start()
+    worker.janitor.close_timeout_s = 0.25
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
     writer.write(UPGRADE.format(path="/app/unknown?protocol=7").encode())
     rest = await asyncio.wait_for(reader.read(), 60)  # we never send a Close, and the read still ends
@@ -149,7 +149,7 @@ class TestSignInTimeout:
         await bench.change(user_authentication_timeout_s=0.5)
         assert await client.closed_with() == 4009
         assert time.monotonic() - began > 0.3
-        assert not worker.janitor._unauthorised
+        assert not worker.janitor.unauthorised
 
     async def test_a_client_that_signs_in_or_enters_a_private_channel_stays(self, bench):
         worker = await bench.start()
@@ -165,7 +165,7 @@ class TestSignInTimeout:
         assert await nobody.closed_with() == 4009
         for client in (user, subscriber, visitor):
             await client.nothing_more()
-        assert not worker.janitor._unauthorised
+        assert not worker.janitor.unauthorised
 
     async def test_turned_on_the_timeout_begins_then(self, bench):
         worker = await bench.start()
@@ -182,16 +182,15 @@ class TestSignInTimeout:
         await bench.change(user_authentication_timeout_s=3600)
         # 75 seconds.
         for _ in range(300):
-            worker.janitor._tick += 1
-            worker.janitor._close_unauthorised()
+            worker.janitor.advance()
         for client in clients:
             await client.nothing_more()
         await bench.change(user_authentication_timeout_s=0)
-        await bench.settled(worker, lambda: not worker.janitor._unauthorised)
+        await bench.settled(worker, lambda: not worker.janitor.unauthorised)
 
-    async def test_a_crowd_is_closed_in_slices(self, bench, monkeypatch):
-        monkeypatch.setattr("redpoll.worker.timers.janitor._MAX_EXPIRED_A_TICK", 2)
+    async def test_a_crowd_is_closed_in_slices(self, bench):
         worker = await bench.start()
+        worker.janitor.max_expired_a_tick = 2
         await bench.change(user_authentication_timeout_s=0.25)
         clients = [await bench.client(worker) for _ in range(7)]
         first = clients[0].socket_id
@@ -201,7 +200,7 @@ class TestSignInTimeout:
         assert len(worker.hub.open_connections) > 0
         for client in clients:
             assert await client.closed_with() == 4009
-        assert not worker.janitor._unauthorised
+        assert not worker.janitor.unauthorised
 
     async def test_nothing_is_stored_of_closed_connections(self, bench):
         worker = await bench.start()
@@ -210,12 +209,12 @@ class TestSignInTimeout:
         for client in clients:
             client.socket.transport.abort()
         await bench.settled(worker, lambda: not worker.gate.connections)
-        assert not worker.janitor._unauthorised
+        assert not worker.janitor.unauthorised
 
-    async def test_idle_clients_are_pinged_as_well(self, bench, monkeypatch):
+    async def test_idle_clients_are_pinged_as_well(self, bench):
         """Two deadlines of one connection: neither delays the other."""
-        monkeypatch.setattr("redpoll.worker.timers.janitor._CLOSE_TIMEOUT_S", 0.25)
         worker = await bench.start(activity_timeout_s=1, pong_timeout_s=1)
+        worker.janitor.close_timeout_s = 0.25
         await bench.change(user_authentication_timeout_s=1.5)
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         writer.write(UPGRADE.format(path="/app/278d425bdf160c739803?protocol=7").encode())
@@ -239,8 +238,8 @@ class TestPings:
         await bench.client(worker)
         (connection,) = worker.hub.open_connections
         assert worker.janitor.silent_s(connection) <= 0.5
-        tick = worker.janitor._tick
-        await bench.settled(worker, lambda: worker.janitor._tick > tick + 3)
+        tick = worker.janitor.tick
+        await bench.settled(worker, lambda: worker.janitor.tick > tick + 3)
         assert worker.janitor.silent_s(connection) >= 1.0
 
     async def test_connections_that_answer_a_ping_are_not_silent(self, bench):
@@ -251,7 +250,7 @@ class TestPings:
         found = await asyncio.gather(*(worker.janitor.ping([connection], _frame.ping(), 60) for _ in range(2)))
         assert found == [[], []]
         assert await worker.janitor.ping([], _frame.ping(), 60) == []
-        assert not worker.janitor._pings
+        assert not worker.janitor.pinged
 
     async def test_a_ping_that_follows_an_answer_at_once_does_not_make_the_connection_silent(self, bench):
         worker = await bench.start()
@@ -260,10 +259,10 @@ class TestPings:
         (connection,) = worker.hub.open_connections
         janitor = worker.janitor
         first = asyncio.create_task(janitor.ping([connection], _frame.ping(), 60))
-        await bench.settled(worker, lambda: janitor._pings)
+        await bench.settled(worker, lambda: janitor.pinged)
         # The second ping starts after the answer to the first and before the first has noticed it.
         second = asyncio.create_task(janitor.ping([connection], _frame.ping(), 60))
-        connection.heard_tick = janitor._tick
+        connection.heard_tick = janitor.tick
         janitor.pong_received(connection)
         assert await first == []
         client.socket.transport.resume_reading()
@@ -276,10 +275,10 @@ class TestPings:
         closing.socket.transport.pause_reading()
         connections = list(worker.hub.open_connections)
         assert set(await worker.janitor.ping(connections, _frame.ping(), 0.05)) == set(connections)
-        assert not worker.janitor._pings
+        assert not worker.janitor.pinged
         pinging = asyncio.create_task(worker.janitor.ping(connections, _frame.ping(), 60))
-        await bench.settled(worker, lambda: worker.janitor._pings)
+        await bench.settled(worker, lambda: worker.janitor.pinged)
         closing.socket.transport.abort()
-        await bench.settled(worker, lambda: len(worker.janitor._pings) == 1)
+        await bench.settled(worker, lambda: worker.janitor.pinged == 1)
         silent.socket.transport.resume_reading()
         assert await pinging == []

@@ -18,8 +18,6 @@ __all__ = ["Agenda", "CountDelay", "Reassertion"]
 # has at most 512 KiB, a cached event 256 KiB.
 _MAX_AWAITED: Final = {Flag.ROSTER: 32, Flag.CACHED: 64}
 
-# Redis gets the number of a plain channel's sockets at most once in so long.
-_COUNT_S: Final = 0.05
 # Channels whose topics are subscribed in one step after a break, about; those with history also ask for a page.
 _MAX_RESUBSCRIBED: Final = 250
 
@@ -130,10 +128,11 @@ class Agenda:
 
 class CountDelay:
     """Keeps clients that come and go from costing Redis a call each: for plain channels it gets their number at once,
-    and then at most every 50 ms. Calls `mark_dirty(local_channel)` when it may be told."""
+    and then once in each `interval_s`. Calls `mark_dirty(local_channel)` when it may be told."""
 
-    def __init__(self, mark_dirty: Callable[[LocalChannel], None]) -> None:
+    def __init__(self, mark_dirty: Callable[[LocalChannel], None], interval_s: float = 0.05) -> None:
         self._mark_dirty = mark_dirty
+        self._interval_s = interval_s
         # Channels of which Redis got the number in this interval, and those that changed since.
         self._told: set[LocalChannel] = set()
         self._changed: set[LocalChannel] = set()
@@ -147,7 +146,7 @@ class CountDelay:
         self._told.add(local_channel)
         self._mark_dirty(local_channel)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_COUNT_S, self._interval_over)
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
 
     def holds_back(self, local_channel: LocalChannel) -> bool:
         """Whether the next call can wait until this interval is over. While clients keep coming, each reply would
@@ -157,13 +156,14 @@ class CountDelay:
             return True
         return False
 
-    def _interval_over(self) -> None:
+    def interval_over(self) -> None:
+        """The numbers that changed in this interval may be told, and the next one begins."""
         self._timer = None
         self._told, self._changed = self._changed, set()
         for local_channel in self._told:
             self._mark_dirty(local_channel)
         if self._told:
-            self._timer = asyncio.get_running_loop().call_later(_COUNT_S, self._interval_over)
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
 
 
 class Reassertion:

@@ -75,14 +75,17 @@ class ConnectionLimit:
         self._channels = channels
         self._incarnation = incarnation
         self._events = events
-        self._retry_s = timings.admit_retry_s
-        self._max_wait_s = timings.max_admit_s
-        self._away_s = timings.away_s
+        self.timings = timings
         self._connections: dict[str, int] = {}
         self._limits: dict[str, int] = {}
         # Connections without an answer, in order of arrival, with their refusal if there was one.
         self._pending: dict[Join, _Refusal | None] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def refused(self) -> int:
+        """Connections that found their app full, and wait for another attempt."""
+        return sum(refusal is not None for refusal in self._pending.values())
 
     def admit_at_once(self, app: App) -> bool:
         """Counts a new connection, if its app has no limit. False: it needs `admit`."""
@@ -203,23 +206,24 @@ class ConnectionLimit:
 
     def _start_timer(self) -> None:
         if self._timer is None and self._pending:
-            self._timer = asyncio.get_running_loop().call_later(self._retry_s, self._retry)
+            self._timer = asyncio.get_running_loop().call_later(self.timings.admit_retry_s, self.retry)
 
-    def _retry(self) -> None:
-        self._timer = None
+    def retry(self) -> None:
+        """Repeats the attempts of refused connections; called every `admit_retry_s` while any connection waits."""
+        self.close()
         now = self._link.clock()
         for join, refusal in list(self._pending.items()):
             if refusal is None:
-                if now - join.since > self._away_s:
+                if now - join.since > self.timings.away_s:
                     self._turn_away(join, TRY_AGAIN)
-            elif now - refusal.since > self._max_wait_s:
+            elif now - refusal.since > self.timings.max_admit_s:
                 self._turn_away(join, TRY_AGAIN)
         refusals = [refusal for refusal in dict.fromkeys(self._pending.values()) if refusal is not None]
         if refusals:
             # Before the attempts: if this table decides, a refusal after it is final.
             self._read_beats(refusals)
         for refusal in refusals:
-            refusal.last = now - refusal.since > self._max_wait_s - self._retry_s
+            refusal.last = now - refusal.since > self.timings.max_admit_s - self.timings.admit_retry_s
             idle = [join for join in refusal.joins if not join.unanswered]
             if idle:
                 self._ask(refusal.app_id, idle)

@@ -52,8 +52,8 @@ class JoinQueue:
         # Those that wait for their turn, and those that had it, in the order in which it came.
         self._waiting: dict[Any, OrderedDict[str, Join]] = {}
         self._begun: dict[Join, None] = {}
-        # How many withdrawn ones Redis has yet to answer: until then they take room.
-        self._withdrawn: dict[Any, int] = {}
+        # By connection: how many withdrawn ones Redis has yet to answer. Until then they take room.
+        self.withdrawn: dict[Any, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __bool__(self) -> bool:
@@ -67,7 +67,7 @@ class JoinQueue:
         if joins is None:
             joins = self._by_owner[owner] = {}
         joins[join.channel] = join
-        withdrawn = self._withdrawn.get(owner, 0) if self._withdrawn else 0
+        withdrawn = self.withdrawn.get(owner, 0) if self.withdrawn else 0
         if len(joins) + withdrawn > MAX_IN_TURN:
             join.state = _WAITING_TURN
             join.since = self._clock()
@@ -103,9 +103,9 @@ class JoinQueue:
 
     def withdrawn_answered(self, join: Join) -> None:
         """The call with this join, which was withdrawn meanwhile, has ended."""
-        count = self._withdrawn.pop(join.owner, 0)
+        count = self.withdrawn.pop(join.owner, 0)
         if count > 1:
-            self._withdrawn[join.owner] = count - 1
+            self.withdrawn[join.owner] = count - 1
         if count:
             self._begin_next(join.owner)
 
@@ -157,7 +157,7 @@ class JoinQueue:
         self._remove(join)
         local_channel = self._channels.by_name[join.app.id, join.channel]
         if local_channel.withdraw(join):
-            self._withdrawn[join.owner] = self._withdrawn.get(join.owner, 0) + 1
+            self.withdrawn[join.owner] = self.withdrawn.get(join.owner, 0) + 1
         else:
             self._begin_next(join.owner)
         self._channels.mark_dirty(local_channel)

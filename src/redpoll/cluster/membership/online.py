@@ -67,10 +67,9 @@ class Online:
         self._keys = keys
         self._signed_in = signed_in
         self._events = events
-        self._offline_s = timings.offline_s
-        self._second_look_s = timings.second_look_s
-        self._retry_s = timings.retry_s
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        self.timings = timings
+        # By app and user.
+        self.watched: dict[tuple[str, str], _Watched] = {}
         self._topics: dict[bytes, _Watched] = {}
         # What this tick's write will contain.
         self._new: dict[_Watched, None] = {}
@@ -81,10 +80,10 @@ class Online:
 
     def watch(self, app_id: str, user_id: str) -> bool | None:
         """One more watcher. Returns whether the user is online; None if that isn't known yet and will be reported."""
-        watched = self._watched.get((app_id, user_id))
+        watched = self.watched.get((app_id, user_id))
         if watched is None:
             watched = _Watched(app_id, user_id, self._keys)
-            self._watched[app_id, user_id] = self._topics[watched.topic] = watched
+            self.watched[app_id, user_id] = self._topics[watched.topic] = watched
             self._new[watched] = None
             self._schedule()
         watched.watchers += 1
@@ -92,12 +91,12 @@ class Online:
 
     def unwatch(self, app_id: str, user_id: str) -> None:
         """One watcher less. After the last one, nothing more is reported about the user."""
-        watched = self._watched[app_id, user_id]
+        watched = self.watched[app_id, user_id]
         watched.watchers -= 1
         if watched.watchers:
             return
         watched.stop_timer()
-        del self._watched[app_id, user_id], self._topics[watched.topic]
+        del self.watched[app_id, user_id], self._topics[watched.topic]
         self._new.pop(watched, None)
         if watched.subscribed:
             self._unsubscribing.append(watched.topic)
@@ -113,12 +112,12 @@ class Online:
             self._report(watched, True)
         elif payload[0] == _OFFLINE and watched.online:
             # Replaces the timer of a second look: this push is certain.
-            self._wait(watched, self._offline_s, self._gone)
+            self._wait(watched, self.timings.offline_s, self._gone)
 
     def connection_lost(self, shards: Collection[int]) -> None:
         self._lost.update(shards)
         self._unsubscribing = [topic for topic in self._unsubscribing if shard_of_name(topic) not in shards]
-        for watched in self._watched.values():
+        for watched in self.watched.values():
             if watched.shard in shards:
                 watched.subscribed = False
                 watched.stop_timer()
@@ -126,11 +125,11 @@ class Online:
     def connected(self, shards: Collection[int]) -> None:
         """A new connection or a new W in these shards: everything is asked for again."""
         self._lost.difference_update(shards)
-        self._new.update(dict.fromkeys(watched for watched in self._watched.values() if watched.shard in shards))
+        self._new.update(dict.fromkeys(watched for watched in self.watched.values() if watched.shard in shards))
         self._flush()
 
     def close(self) -> None:
-        for watched in self._watched.values():
+        for watched in self.watched.values():
             watched.stop_timer()
 
     def _schedule(self) -> None:
@@ -177,9 +176,10 @@ class Online:
             self._report(watched, False)
         elif watched.online:
             # After a break, the worker that has the user may not have written it to Redis again yet.
-            self._wait(watched, self._second_look_s, self._look_again)
+            self._wait(watched, self.timings.second_look_s, self.look_again)
 
-    def _look_again(self, watched: _Watched) -> None:
+    def look_again(self, watched: _Watched) -> None:
+        """Asks Redis a second time, after `second_look_s`, about a user that seemed offline after a break."""
         self._ask(watched, self._second_look)
 
     def _second_look(self, watched: _Watched, reply: Any) -> None:
@@ -196,7 +196,7 @@ class Online:
         return isinstance(reply, Exception) or not watched.watchers
 
     def _ask_again(self, watched: _Watched) -> None:
-        self._wait(watched, self._retry_s, partial(self._ask, done=self._first_look))
+        self._wait(watched, self.timings.retry_s, partial(self._ask, done=self._first_look))
 
     def _wait(self, watched: _Watched, delay_s: float, then: Callable[[_Watched], None]) -> None:
         def over() -> None:

@@ -100,20 +100,20 @@ class Registry:
         self.canary = Canary(link, keys, run, k, timings.canary_s, messages_stopped)
         connection = self._connection = RedisState(self._reach_changed)
         # A circle: Sync needs the channels, which tell it what changed. The other one is that of `_fence`.
-        channels = self._channels = LocalChannels(keys, events, lambda changed: self._sync.mark_dirty(changed))
+        channels = self._channels = LocalChannels(keys, events, lambda changed: self.sync.mark_dirty(changed))
         self._by_topic = channels.by_topic
-        incarnation = self._incarnation = Incarnation(link, keys, run, k, directory, timings, self._fence)
+        incarnation = self.incarnation = Incarnation(link, keys, run, k, directory, timings, self._fence)
         counts = self._counts = Counts(channels, events)
-        self._following = Following(channels, counts, directory)
-        catchup = self._catchup = Catchup(self.history, events, timings)
+        self.following = Following(channels, counts, directory)
+        catchup = self.catchup = Catchup(self.history, events, timings)
         rosters = self._rosters = Rosters(events, incarnation, connection, channels, timings)
         self.signed_in = SignedInUsers(channels)
         self.online = Online(link, keys, self.signed_in, events, timings)
         self.connection_limit = ConnectionLimit(link, keys, channels, incarnation, events, timings)
         joins = self.joins = JoinQueue(channels, directory, events, timings, link.clock)
         replies = Replies(events, joins, channels, rosters, counts, catchup, self.connection_limit)
-        sync = self._sync = self._create_sync(link, keys, replies, catchup, debounce_s)
-        follow = self._following.apply_record
+        sync = self.sync = self._create_sync(link, keys, replies, catchup, debounce_s)
+        follow = self.following.apply_record
         self._reconnect = Reconnect(
             link, keys, connection, incarnation, channels, sync, catchup, self.online, self.canary, follow
         )
@@ -122,7 +122,7 @@ class Registry:
         return Sync(
             link,
             keys,
-            self._incarnation,
+            self.incarnation,
             self._connection,
             self._channels,
             self.joins,
@@ -141,7 +141,7 @@ class Registry:
     @property
     def worker_id(self) -> str:
         """This worker's name in Redis. It changes when the worker is fenced."""
-        return self._incarnation.worker_id
+        return self.incarnation.worker_id
 
     @property
     def connection_state(self) -> ConnectionState:
@@ -166,7 +166,7 @@ class Registry:
         complete."""
         if self.canary.broken:
             return False
-        silent_s = self._link.clock() - self._incarnation.answered_at
+        silent_s = self._link.clock() - self.incarnation.answered_at
         max_silent_s = self._timings.away_s + self._timings.beat_s
         return self._reconnect.was_registered and self._directory.complete and silent_s < max_silent_s
 
@@ -178,22 +178,22 @@ class Registry:
     @property
     def errors(self) -> int:
         """Calls that Redis answered with an error; each of them is repeated. For /metrics."""
-        return self._sync.errors + self._incarnation.errors + self.online.errors + self._catchup.errors
+        return self.sync.errors + self.incarnation.errors + self.online.errors + self.catchup.errors
 
     @property
     def unhooked(self) -> int:
         """Webhook rows that were not written because too many are unread. For /metrics."""
-        return self._sync.unhooked
+        return self.sync.unhooked
 
     @property
     def catchups(self) -> int:
         """How often a channel caught up from its history. For /metrics."""
-        return self._catchup.begun
+        return self.catchup.begun
 
     @property
     def histories_lost(self) -> int:
         """How often subscribers got a message about a gap or a new history. For /metrics."""
-        return self._catchup.lost
+        return self.catchup.lost
 
     @property
     def channels(self) -> int:
@@ -222,7 +222,7 @@ class Registry:
         yet: see `ready`."""
         reconnect = self._reconnect
         self._link.start(on_push=self.push, on_up=reconnect.connected, on_down=reconnect.down)
-        self._incarnation.start()
+        self.incarnation.start()
         self.joins.start()
         await reconnect.wait_registered()
 
@@ -232,10 +232,10 @@ class Registry:
         clean = False
         try:
             async with asyncio.timeout(timeout_s):
-                self._sync.ending = True
+                self.sync.ending = True
                 self._counts.make_all_due(self.local_channels())
                 await self._channels.wait_empty()
-                clean = await self._incarnation.bury()
+                clean = await self.incarnation.bury()
         except (TimeoutError, LinkDown, hiredis.ReplyError) as error:
             log.warning("worker not removed from redis", w=self.worker_id, reason=str(error) or "timeout")
         self.close()
@@ -245,14 +245,14 @@ class Registry:
         """Stops timers and tasks, and releases the link. What Redis has under our name stays."""
         self._link.release()
         self._connection.change(ConnectionState.DOWN)
-        self._sync.connection_lost(ALL_SHARDS)
+        self.sync.connection_lost(ALL_SHARDS)
         self.online.close()
         self.connection_limit.close()
         for local_channel in self.local_channels():
             if local_channel.tally is not None:
                 local_channel.tally.settle()
-        self._following.close()
-        self._incarnation.close()
+        self.following.close()
+        self.incarnation.close()
         self.canary.close()
         self._directory.close()
         self._reconnect.close()
@@ -268,7 +268,7 @@ class Registry:
             return None
         local_channel.attached += 1
         self._channels.attached_changed(local_channel, local_channel.attached - 1)
-        self._sync.counts.changed(local_channel)
+        self.sync.counts.changed(local_channel)
         return local_channel
 
     def leave(self, app_id: str, channel: str, user: str | None = None) -> None:
@@ -277,20 +277,20 @@ class Registry:
         local_channel.detach(user)
         self._channels.attached_changed(local_channel, local_channel.attached + 1)
         if local_channel.is_plain(local_channel.app):
-            self._sync.counts.changed(local_channel)
+            self.sync.counts.changed(local_channel)
         else:
-            self._sync.mark_dirty(local_channel)
+            self.sync.mark_dirty(local_channel)
 
     def app_changed(self, old: App | None, new: App | None) -> None:
         """An app's record changed: writes to Redis what the app turned on or off. If the app is gone, the hub closes
         its sockets instead."""
         if new is None:
             if old is not None:
-                self._following.stop(old.id)
+                self.following.stop(old.id)
         elif old is not None:
             self.signed_in.switch(new.id, needs_sign_ins(new))
             self.connection_limit.limit(new.id, new.max_connections)
-            self._following.changed(old, new)
+            self.following.changed(old, new)
 
     # Pushes of Redis.
 
@@ -309,7 +309,7 @@ class Registry:
             if position is None:
                 self._on_event(local_channel, payload)
             else:
-                self._catchup.push(local_channel, position, payload)
+                self.catchup.push(local_channel, position, payload)
         else:
             self._push_delta(local_channel, payload)
 
@@ -321,12 +321,12 @@ class Registry:
     def _push_delta(self, local_channel: LocalChannel, payload: bytes) -> None:
         letter = payload[0]
         if letter == _COUNT:
-            self._counts.push(local_channel, payload, self._incarnation.name)
+            self._counts.push(local_channel, payload, self.incarnation.name)
             return
         if letter == _CONSOLE_COPY:
             self._events.console(local_channel, payload)
             return
         if letter == _HISTORY_CLEARED:
-            self._catchup.cleared(local_channel, payload)
+            self.catchup.cleared(local_channel, payload)
             return
         self._rosters.push(local_channel, payload)

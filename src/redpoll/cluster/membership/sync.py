@@ -97,7 +97,7 @@ class Sync:
         self.agenda = Agenda()
         self.slices = Slices(self._step, after=link.flush)
         # Plain channels of which only the number of sockets changed.
-        self.counts = CountDelay(self.mark_dirty)
+        self.counts = CountDelay(self.mark_dirty, timings.count_s)
         self._on_fenced = on_fenced
         self._on_stopped = on_stopped
         self._link = link
@@ -111,7 +111,7 @@ class Sync:
         self._timings = timings
         self._debounce_ms = round(debounce_s * 1000)
         self._plain_hold = PlainHold(keys)
-        self._places = Places(link, keys, timings, self.agenda, self._place_decided)
+        self.places = Places(link, keys, timings, self.agenda, self._place_decided)
         # The caller names the epoch before it knows whether the history needs a new one, so each call brings a name.
         run = secrets.token_hex(6)
         self._epochs = (f"{run}{number:x}" for number in count(1))
@@ -185,7 +185,7 @@ class Sync:
         # The channel is no longer held, and Redis knows.
         self.agenda.move(local_channel, _DROPPED)
         if local_channel.has_place:
-            self._places.release(local_channel)
+            self.places.release(local_channel)
         self._asserted(local_channel)
         if (
             local_channel.subscription is not TopicSubscription.NONE
@@ -336,7 +336,7 @@ class Sync:
         if big_reply:
             self.agenda.awaited[big_reply] -= 1
         if local_channel.has_place:
-            self._places.release(local_channel)
+            self.places.release(local_channel)
         try:
             reply = None
             if isinstance(outcome, int):
@@ -347,7 +347,7 @@ class Sync:
                 self.unhooked += reply.dropped
                 self._replies.apply(local_channel, call, reply)
                 if call.joins and local_channel.queued and BEYOND_SHARE in reply.accepted:
-                    self._places.ask(local_channel)
+                    self.places.ask(local_channel)
             else:
                 local_channel.fail(call)
                 if isinstance(outcome, hiredis.ReplyError):
@@ -368,7 +368,7 @@ class Sync:
     def _place_decided(self, local_channel: LocalChannel, outcome: Outcome) -> None:
         if local_channel.has_place and local_channel.shard in self._connection.lost:
             # The place may be another's before the shard is back.
-            self._places.release(local_channel)
+            self.places.release(local_channel)
         if isinstance(outcome, Exception) and (
             isinstance(outcome, hiredis.ReplyError) or self._connection.sends(local_channel.shard)
         ):

@@ -35,6 +35,8 @@ class Timings:
     """A connection that found its app full is refused after this time."""
     join_wait_s: float = 30.0
     """A subscribe without an answer from Redis is refused after this time."""
+    count_s: float = 0.05
+    """Between two calls that tell Redis only the number of a plain channel's sockets."""
     retry_s: float = 0.05
     """Before the first repetition of a call that failed; doubled for each further one, up to:"""
     max_retry_s: float = 1.0

@@ -84,7 +84,7 @@ class Front:
         self._host_names = host_names
         self._rate = rate
         self._tracer = tracer
-        self._clock = clock
+        self.clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Durations of triggers by app, counted like Route.times.
@@ -213,7 +213,7 @@ class Front:
 
     def now_s(self) -> float:
         """Unix time, for timestamps of signatures."""
-        return self._clock()
+        return self.clock()
 
     def _rendered(self, request: Request, error: Exception) -> Response:
         """The response for an error."""

@@ -58,7 +58,7 @@ def _moment(at_s: float | None, how: str = "ago") -> Markup:
     return Markup('<time datetime="{}" data-how="{}">{}</time>').format(iso(at_s), how, text)
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
     """A number of bytes with a unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
@@ -71,11 +71,11 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """A duration in the largest unit that is not larger than it."""
-    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
-        if seconds >= size:
-            number = round(seconds / size, 1)
+    for unit_s, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= unit_s:
+            number = round(seconds / unit_s, 1)
             return f"{number:g} {unit}{'' if number == 1 else 's'}"
     return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
@@ -91,7 +91,7 @@ def _elapsed(microseconds: int) -> str:
     raise AssertionError
 
 
-def _ticks(text: str) -> Markup:
+def ticks(text: str) -> Markup:
     """Shows words between backticks as code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
@@ -140,11 +140,11 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         moment=_moment,
-        ticks=_ticks,
-        size=_size,
+        ticks=ticks,
+        size=size,
         count=_count,
         elapsed=_elapsed,
-        span=_span,
+        span=span,
         plural=_plural,
         segment=lambda text: quote(text, safe=""),
     )

@@ -41,7 +41,7 @@ class AuthFailures:
     ) -> None:
         self.per_minute = per_minute
         self.limited_total = 0
-        self._clock = clock
+        self.clock = clock
         self._rate = Rate(per_minute / WINDOW_S, per_minute)
         # By address: when its bucket will be full again, and when it was logged. The latest failure is last, so the
         # first are nearly those that are full first.
@@ -54,11 +54,11 @@ class AuthFailures:
     def wait_s(self, address: str) -> int:
         """Whole seconds until the address may fail again, at least 1; 0 if it may now."""
         bucket = self._buckets.get(network_of(address)) if self._buckets else None
-        return 0 if bucket is None else math.ceil(self._rate.wait_s(bucket[0], self._clock()))
+        return 0 if bucket is None else math.ceil(self._rate.wait_s(bucket[0], self.clock()))
 
     def count(self, address: str) -> None:
         """Takes one failure from the bucket of an address. Logs an empty bucket, at most once a minute."""
-        network, now = network_of(address), self._clock()
+        network, now = network_of(address), self.clock()
         full_at, logged_at = self._buckets.get(network, (-math.inf, -math.inf))
         full_at = self._rate.charged(full_at, now)
         if self._rate.wait_s(full_at, now) and now - logged_at >= WINDOW_S:

@@ -91,7 +91,7 @@ class Gate:
         self._directory = directory
         self._life = life
         self._ready = ready
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self._limit_addresses(settings)
@@ -112,7 +112,7 @@ class Gate:
         self._random = b""
         self._random_at = 0
         # Connections in PROXY or TLS setup.
-        self._entering = 0
+        self.entering = 0
         self.connections = 0
         self.connections_total = 0
         # Connections that ended since memory was given back. None: their memory is small without TLS.
@@ -167,7 +167,7 @@ class Gate:
 
     def setups_changed(self, count: int) -> None:
         """This many connections are in PROXY or TLS setup (listeners.py)."""
-        self._entering = count
+        self.entering = count
 
     def give_back_memory(self) -> None:
         """From now on, memory is given back to the system after each _TIDY_AFTER connections that end."""
@@ -175,7 +175,7 @@ class Gate:
 
     def is_crowded(self) -> bool:
         """Whether there are more connections than descriptors for them, those in PROXY or TLS setup included."""
-        return self._held() + self._entering > self._max_connections + _HEADROOM
+        return self._held() + self.entering > self.max_connections + _HEADROOM
 
     def make_room(self, address: str) -> bool:
         """Close a connection for a new one of this address: of strangers, else one that has long been idle. False:
@@ -274,7 +274,7 @@ class Gate:
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
             self._answer(connection, status, "bad_request", text, extra)
             return
-        full = self._held() > self._max_connections and not self.strangers.make_room(connection.address)
+        full = self._held() > self.max_connections and not self.strangers.make_room(connection.address)
         if not self._life.admits or not self._ready() or full:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").

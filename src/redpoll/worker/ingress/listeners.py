@@ -66,7 +66,7 @@ class Listeners:
         self.port = int(self._plain.getsockname()[1])
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
         assert gate.flusher.poller is not None
-        self._poller: Poller = gate.flusher.poller
+        self.poller: Poller = gate.flusher.poller
         self._listener: Listener | None = None
         self._accepting: set[socket.socket] = set()
         self._entering: set[asyncio.Task[None]] = set()
@@ -88,9 +88,7 @@ class Listeners:
             self._accept_from(self._plain, None)
         else:
             gate = self._gate
-            self._listener = Listener(
-                self._poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept
-            )
+            self._listener = Listener(self.poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept)
         if self._tls is not None:
             self._accept_from(self._tls, self._certificate)
             self._gate.give_back_memory()
@@ -186,16 +184,16 @@ class Listeners:
         """Give the socket to the poller, at first for its TLS handshake if there is a certificate. Raises OSError if it
         can't be watched; then it is closed."""
         if certificate is None:
-            self._poller.adopt(sock.detach(), connection)
+            self.poller.adopt(sock.detach(), connection)
             return
         strangers = self._gate.strangers
         if not strangers.reserve(connection, connection.address):
             self._gate.http.limit_reached("address")
             sock.close()
             return
-        tls = TlsSocket(self._poller, certificate.newest, connection, self._handshake_over)
+        tls = TlsSocket(self.poller, certificate.newest, connection, self._handshake_over)
         try:
-            self._poller.adopt(sock.detach(), tls)
+            self.poller.adopt(sock.detach(), tls)
         except BaseException:
             strangers.forget(connection)
             raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
@@ -32,15 +33,10 @@ if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["Returned", "UserResume"]
+__all__ = ["ResumeTimings", "Returned", "UserResume"]
 
 log = structlog.get_logger()
 
-# Messages sent this long before the last bytes came may be missing: they were on their way.
-_IN_FLIGHT_S: Final = 1.0
-# How long other workers' answers are waited for. They need some of it to ping their connections.
-_ANSWERS_S: Final = 0.2
-_PONG_S: Final = 0.12
 # How long Redis is waited for when it is away.
 _REDIS_AWAY_S: Final = 30.0
 # Each connection is looked at so often, in so many parts: at 200,000 connections, a part has 2,000.
@@ -56,6 +52,18 @@ _PING: Final = _frame.ping()
 _MAX_PINGED: Final = 32
 
 Then = Callable[[int | None], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeTimings:
+    """All in seconds. Tests use longer ones."""
+
+    in_flight_s: float = 1.0
+    """Messages sent this long before the last bytes came may be missing: they were on their way."""
+    answers_s: float = 0.2
+    """How long other workers' answers are waited for. They need some of it to ping their connections."""
+    pong_s: float = 0.12
+    """How long a connection may take to answer a ping."""
 
 
 class Returned:
@@ -125,6 +133,7 @@ class UserResume:
         janitor: Janitor,
         replay_missed: Callable[[LocalChannel, Connection, int, int | None], None],
     ) -> None:
+        self.timings = ResumeTimings()
         self._replay_missed = replay_missed
         self._registry = registry
         self._link = link
@@ -150,6 +159,16 @@ class UserResume:
         self._questions: dict[str, _Question] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def looking_up(self) -> int:
+        """Connections of which it isn't known yet whether their user returned."""
+        return sum(not returned.known for returned in self._returned.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is remembered of any connection, and no question or write is under way."""
+        return not (self._users or self._connections or self._attached_at or self._returned or self._tasks)
 
     # -- what the hub reports ------------------------------------------------------------------------------
 
@@ -302,14 +321,14 @@ class UserResume:
         ages = await asyncio.gather(self._silence(others), self._ask(app.id, user, sorted(workers)))
         for age_s in ages:
             if age_s is not None:
-                points.append(now_us - round((age_s + _IN_FLIGHT_S) * 1_000_000))
+                points.append(now_us - round((age_s + self.timings.in_flight_s) * 1_000_000))
                 until = max(until, loop.time() + app.user_resume_s)
         return min(points, default=None), until
 
     async def _silence(self, connections: list[Connection]) -> float | None:
         """Ping these connections of a user. Returns the longest silence of those that don't answer; None if all do,
         as an open second tab does."""
-        silent = await self._janitor.ping(connections, _PING, _PONG_S)
+        silent = await self._janitor.ping(connections, _PING, self.timings.pong_s)
         return max(map(self._age_s, silent), default=None)
 
     async def _ask(self, app_id: str, user: str, workers: list[str]) -> float | None:
@@ -320,7 +339,7 @@ class UserResume:
         question = self._questions[id_] = _Question(len(workers))
         try:
             await self._link.ask(*publication(self._keys, SilenceOfUser(id_, app_id, user, workers)))
-            async with asyncio.timeout(_ANSWERS_S):
+            async with asyncio.timeout(self.timings.answers_s):
                 await question.complete.wait()
         except TimeoutError:
             # A killed worker is listed until it is reaped. It isn't waited for any longer.
@@ -346,7 +365,7 @@ class UserResume:
 
     async def _write_point(self, app: App, users: tuple[str, ...], age_s: float) -> None:
         loop = asyncio.get_running_loop()
-        heard_at = loop.time() - age_s - _IN_FLIGHT_S
+        heard_at = loop.time() - age_s - self.timings.in_flight_s
         try:
             async with asyncio.timeout(app.user_resume_s):
                 await self._link.wait_up()

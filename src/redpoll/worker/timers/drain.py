@@ -24,10 +24,15 @@ __all__ = ["Drain"]
 class Drain:
     """`spawn` starts a task that the worker owns. At most one drain runs; a new one replaces it."""
 
-    def __init__(self, open_connections: OpenConnections, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(
+        self,
+        open_connections: OpenConnections,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        paced: PacedClose | None = None,
+    ) -> None:
         self._open_connections = open_connections
         self._spawn = spawn
-        self._paced = PacedClose()
+        self._paced = paced or PacedClose()
         # Grows with each drain: the preparation of an earlier one then has no effect.
         self._number = 0
 

@@ -29,8 +29,6 @@ TICK_S = 0.25
 _SLOTS = 1024
 # How long a client may take to read its unsent frames and to answer our Close frame (RFC 6455 7.1.1).
 _CLOSE_TIMEOUT_S = 5.0
-# Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
-_MAX_EXPIRED_A_TICK = 500
 STATS_EVERY_TICKS = round(5.0 / TICK_S)
 
 
@@ -71,8 +69,11 @@ class Janitor:
         self._stats = stats
         self._backpressure = backpressure
         self._wheel = Wheel(_SLOTS)
+        self.close_timeout_s = _CLOSE_TIMEOUT_S
+        # Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
+        self.max_expired_a_tick = 500
         # Not 0, so that there is a tick before it (`ping`).
-        self._tick = 1
+        self.tick = 1
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.head_timeout_s = settings.head_timeout_s
@@ -87,8 +88,18 @@ class Janitor:
         self._pings: dict[Connection, list[_Ping]] = {}
         self.loop_lag = LoopLag()
 
+    @property
+    def unauthorised(self) -> int:
+        """Connections that have yet to sign in, in apps with `user_authentication_timeout_s`."""
+        return sum(map(len, self._unauthorised.values()))
+
+    @property
+    def pinged(self) -> int:
+        """Connections whose answer `ping` waits for."""
+        return len(self._pings)
+
     def start(self) -> None:
-        _engine.set_tick(self._tick)
+        _engine.set_tick(self.tick)
         self.loop_lag.start()
         self._arm()
 
@@ -107,25 +118,25 @@ class Janitor:
     # -- a connection's deadlines --------------------------------------------------------------------------
 
     def arrived(self, connection: Connection) -> None:
-        self._wheel.put(connection, self._tick + self._head_ticks)
+        self._wheel.put(connection, self.tick + self._head_ticks)
 
     def http_waits(self, connection: Connection, seconds: float) -> None:
         """Call `http_late` for this HTTP connection after that long."""
-        self._wheel.put(connection, self._tick + _ticks(seconds))
+        self._wheel.put(connection, self.tick + _ticks(seconds))
 
     def opened(self, connection: Connection) -> None:
-        self._wheel.put(connection, self._tick + self._silent_ticks)
+        self._wheel.put(connection, self.tick + self._silent_ticks)
         self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
 
     def closing(self, connection: Connection) -> None:
-        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+        self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
         self._forget_sign_in(connection)
         self._answered(connection)
         self._backpressure.closing(connection)
 
     def http_closing(self, connection: Connection) -> None:
         """As `closing`, for a connection that never became a WebSocket."""
-        self._wheel.put(connection, self._tick + _ticks(_CLOSE_TIMEOUT_S))
+        self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
         self._backpressure.closing(connection)
 
     def departed(self, connection: Connection) -> None:
@@ -135,7 +146,7 @@ class Janitor:
 
     def silent_s(self, connection: Connection) -> float:
         """How long ago bytes last came from it, rounded up."""
-        return (self._tick - connection.heard_tick + 1) * TICK_S
+        return (self.tick - connection.heard_tick + 1) * TICK_S
 
     async def ping(self, connections: Sequence[Connection], ping: bytes, timeout_s: float) -> list[Connection]:
         """Ping connections. Returns those that are open and from which no bytes came within `timeout_s`.
@@ -146,7 +157,7 @@ class Janitor:
         if not connections:
             return []
         # Bytes that came in this tick, before the ping, don't count.
-        tick = self._tick
+        tick = self.tick
         pinged = _Ping(connections)
         for connection in connections:
             connection.heard_tick = min(connection.heard_tick, tick - 1)
@@ -190,7 +201,7 @@ class Janitor:
         if timeout_s > 0:
             # One tick more: the present one has begun, and no client may be closed early.
             ticks = _ticks(timeout_s) + 1
-            self._unauthorised.setdefault(ticks, {})[connection] = self._tick + ticks
+            self._unauthorised.setdefault(ticks, {})[connection] = self.tick + ticks
 
     def _forget_sign_in(self, connection: Connection) -> None:
         for ticks, queue in self._unauthorised.items():
@@ -203,7 +214,7 @@ class Janitor:
         for ticks, queue in list(self._unauthorised.items()):
             late: list[Connection] = []
             for connection, deadline in queue.items():
-                if deadline > self._tick or len(late) == _MAX_EXPIRED_A_TICK:
+                if deadline > self.tick or len(late) == self.max_expired_a_tick:
                     break
                 late.append(connection)
             for connection in late:
@@ -234,38 +245,42 @@ class Janitor:
         "Connecting")."""
         if self._backpressure.unsettled:
             # No client is read now. Time in which we were not reading doesn't count as idle.
-            self._wheel.put(connection, self._tick + self._silent_ticks)
+            self._wheel.put(connection, self.tick + self._silent_ticks)
             return
-        silent = self._tick - connection.heard_tick
+        silent = self.tick - connection.heard_tick
         if silent < self._silent_ticks:
-            self._wheel.put(connection, self._tick + self._silent_ticks - silent)
+            self._wheel.put(connection, self.tick + self._silent_ticks - silent)
         elif silent < self._silent_ticks + self._pong_ticks:
             connection.send(self._ping)
-            self._wheel.put(connection, self._tick + self._pong_ticks)
+            self._wheel.put(connection, self.tick + self._pong_ticks)
         else:
             connection.shut(Code.PONG_NOT_RECEIVED, CLOSE_TEXTS[Code.PONG_NOT_RECEIVED])
 
     # -- ticks --------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        self._timer = self.loop.call_later(TICK_S, self._advance)
+        self._timer = self.loop.call_later(TICK_S, self._fire)
 
-    def _advance(self) -> None:
-        # One tick, however late: time in which the loop stood still doesn't count as idle.
-        self._tick += 1
-        _engine.set_tick(self._tick)
+    def _fire(self) -> None:
+        # First, so that an exception doesn't end the ticks.
         self._arm()
-        self._backpressure.check(self._tick)
+        self.advance()
+
+    def advance(self) -> None:
+        """One tick, however late: time in which the loop stood still doesn't count as idle."""
+        self.tick += 1
+        _engine.set_tick(self.tick)
+        self._backpressure.check(self.tick)
         if self._unauthorised:
             self._close_unauthorised()
-        for connection in self._wheel.advance(self._tick):
+        for connection in self._wheel.advance(self.tick):
             try:
                 self._due(connection)
             except Exception as error:
                 # The others' deadlines are out of the wheel, too, and no one would look at them again.
                 self.loop.call_exception_handler({"message": "a deadline was not carried out", "exception": error})
         self._on_tick()
-        if self._tick % STATS_EVERY_TICKS == 0:
+        if self.tick % STATS_EVERY_TICKS == 0:
             self._stats()
 
 
