@@ -36,6 +36,7 @@ __all__ = [
     "Auth",
     "AuthRequest",
     "Batch",
+    "Call",
     "Item",
     "Trigger",
     "check_channel",

@@ -38,7 +38,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import InvalidOffset, UnknownEpoch
 from redpoll.protocol.messages import (
     EVENT_INFO,
-    Event,
+    Call,
     check_channel,
     decode_auth,
     decode_batch,
@@ -168,35 +168,30 @@ class Api:
     # -- publishing
 
     def _trigger(self, request: Request) -> Response:
-        event = decode_event(request.body, request.params, request.app)
-
-        def publish() -> bytes:
-            for channel in event.channels:
-                self._publish(request, event, channel)
-            if not event.info:
-                return EMPTY_OBJECT
-            return _encode(
-                TriggerResponse({channel: self._attributes(request, channel, event.info) for channel in event.channels})
-            )
-
-        return self._once(request, "events", event.correlation_id, publish)
+        return self._publish(request, decode_event(request.body, request.params, request.app))
 
     def _batch(self, request: Request) -> Response:
-        events = decode_batch(request.body, request.app)
+        return self._publish(request, decode_batch(request.body, request.app))
 
+    def _publish(self, request: Request, call: Call) -> Response:
         def publish() -> bytes:
-            for event in events:
-                self._publish(request, event, event.channels[0])
-            if not any(event.info for event in events):
-                return EMPTY_OBJECT
-            return _encode(
-                BatchResponse([self._attributes(request, event.channels[0], event.info) for event in events])
-            )
+            for name, data, channels, excluded in call.events_of():
+                for channel in channels:
+                    self._hub.publish(request.space, channel, name, data, excluded, call.correlation_id)
+            return self._published(request, call)
 
-        return self._once(request, "batch_events", events[0].correlation_id if events else None, publish)
+        return self._once(request, "batch_events" if call.is_batch else "events", call.correlation_id, publish)
 
-    def _publish(self, request: Request, event: Event, channel: str) -> None:
-        self._hub.publish(request.space, channel, event.name, event.data, event.socket_id, event.correlation_id)
+    def _published(self, request: Request, call: Call) -> bytes:
+        """The answer's body, with the attributes that `info` asked for."""
+        if not call.infos:
+            return EMPTY_OBJECT
+        names = [channels for _, _, channels, _ in call.events_of()]
+        if call.is_batch:
+            wanted = zip(names, call.infos, strict=True)
+            return _encode(BatchResponse([self._attributes(request, one[0], info) for one, info in wanted]))
+        (info,) = call.infos
+        return _encode(TriggerResponse({channel: self._attributes(request, channel, info) for channel in names[0]}))
 
     def _once(self, request: Request, endpoint: str, correlation_id: str | None, publish: Any) -> Response:
         """Publishes, unless the app compares correlation ids and this one was used."""

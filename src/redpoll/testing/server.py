@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -28,7 +28,7 @@ from redpoll.protocol import incoming
 from redpoll.protocol.apps import App, parse_setting
 from redpoll.protocol.auth import parse_query, sign_channel
 from redpoll.protocol.errors import ApiError, Code
-from redpoll.protocol.messages import Event, decode_batch, decode_event
+from redpoll.protocol.messages import Call, decode_batch, decode_event
 from redpoll.testing.expectations import Expectations
 from redpoll.testing.failures import Failures
 from redpoll.testing.loop_thread import LoopThread
@@ -221,11 +221,10 @@ class Server(Expectations):
             return
         # The server took it, so its form is right; the limits are the app's own.
         with contextlib.suppress(ApiError):
-            for event in _events(place[2], request):
-                for channel in event.channels:
-                    self._recorder.add(
-                        Published(event.name, channel, event.data, event.socket_id, event.correlation_id)
-                    )
+            call = _call(place[2], request)
+            for name, data, channels, excluded in call.events_of():
+                for channel in channels:
+                    self._recorder.add(Published(name, channel, data, excluded, call.correlation_id))
 
     def _sent(self, message: bytes, socket_id: str) -> None:
         """Notes a client event; one that the server refuses, too."""
@@ -248,10 +247,10 @@ _ANY_APP: Final = App(
 )
 
 
-def _events(endpoint: str, request: Request) -> Sequence[Event]:
+def _call(endpoint: str, request: Request) -> Call:
     if endpoint == "batch_events":
         return decode_batch(request.body, _ANY_APP)
-    return [decode_event(request.body, parse_query(request.query), _ANY_APP)]
+    return decode_event(request.body, parse_query(request.query), _ANY_APP)
 
 
 def _text(value: Any) -> str:
