@@ -16,7 +16,7 @@ from typing import Any
 from setuptools import Extension, setup
 
 # Off Linux, and with REDPOLL_PURE=1, the package has no engine: `redpoll serve` says so, and all that reaches a server
-# by its address works, and redpoll.testing (src/redpoll/cli/engine.py).
+# by its address works, and redpoll.testing (src/redpoll/config/engine.py).
 PURE = not sys.platform.startswith("linux") or os.environ.get("REDPOLL_PURE", "") not in ("", "0")
 DEBUG = os.environ.get("REDPOLL_DEBUG", "") not in ("", "0")
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from deploy.pure_wheel import build, use
 from redpoll import cli
-from redpoll.cli import engine, main
+from redpoll.cli import main
+from redpoll.config import engine
 
 
 def test_the_wheel_without_the_engine_works(tmp_path: Path) -> None:
@@ -35,4 +36,4 @@ def test_the_sentence_names_the_system_and_the_image(monkeypatch) -> None:
 
 
 def test_commands_that_run_everywhere_exist() -> None:
-    assert set(main.list_commands(click.Context(main))) >= engine.EVERYWHERE
+    assert set(main.list_commands(click.Context(main))) >= cli.EVERYWHERE

@@ -121,7 +121,7 @@ def test_it_needs_no_compiled_code_no_redis_and_no_uvloop():
     code = (
         "import sys\n"
         "for name in ('_engine', '_fanout', '_frame', '_http', '_sockets', '_tls', '_wheel', '_shards', '_text',\n"
-        "             '_memory', '_fast_publish'):\n"
+        "             '_memory', '_fast_publish', '_publish', '_publish_body'):\n"
         "    sys.modules[f'redpoll.{name}'] = None\n"
         "sys.modules.update(dict.fromkeys(('uvloop', 'redis', 'hiredis', 'sqlalchemy', 'resource', 'fcntl')))\n"
         "from redpoll.testing import FakeServer\n"

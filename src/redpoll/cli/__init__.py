@@ -7,15 +7,17 @@ reaches an app over the network. processes.py starts the server's own processes.
 deploy/README.md "Command line" lists the exit codes.
 """
 
+import functools
 import importlib
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
 from redpoll import __version__
-from redpoll.cli.engine import has_engine, without_engine
+from redpoll.config.engine import has_engine
 
-__all__ = ["main"]
+__all__ = ["EVERYWHERE", "main"]
 
 # By module of this package: the commands that it has. A command's function has its name, with `_` for `-`.
 _COMMANDS: Final = {
@@ -41,7 +43,49 @@ _COMMANDS: Final = {
     "fake": ("fake",),
     "tools": ("openapi", "completion"),
 }
+# Commands that run without the engine too. What they do in the server's data folder needs it.
+EVERYWHERE: Final = frozenset(
+    {
+        "channels",
+        "check-config",
+        "completion",
+        "doctor",
+        "fake",
+        "openapi",
+        "publish",
+        "subscribe",
+        "tail",
+        "trace",
+        "version",
+    }
+)
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names}
+
+
+def _without_engine(command: click.Command) -> click.Command:
+    """The command, which says so where it needs the engine. Its --help stays."""
+    if command.name not in EVERYWHERE:
+        _guard(command, f"redpoll {command.name}")
+    return command
+
+
+def _guard(command: click.Command, words: str) -> None:
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            _guard(inner, f"{words} {name}")
+    elif command.callback is not None:
+        command.callback = _checking(command.callback, words)
+
+
+def _checking(callback: Callable[..., Any], words: str) -> Callable[..., Any]:
+    @functools.wraps(callback)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        from redpoll.cli.common import need_engine
+
+        need_engine(words)
+        return callback(*arguments, **options)
+
+    return checked
 
 
 class _Commands(click.Group):
@@ -57,7 +101,7 @@ class _Commands(click.Group):
         module = importlib.import_module(f"redpoll.cli.{_MODULES[cmd_name]}")
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command if has_engine() else without_engine(command)
+        return command if has_engine() else _without_engine(command)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

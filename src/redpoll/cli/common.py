@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 
 import click
 
-from redpoll.config import config
+from redpoll.config import config, engine
 from redpoll.text import json_text
 from redpoll.text.terminal_text import safe
 
 __all__ = [
     "fail",
+    "need_engine",
     "print_json",
     "refuse",
     "safe",
@@ -52,6 +53,12 @@ def fail(sentence: object) -> NoReturn:
     """Prints the sentence and exits with 1: the command could not be executed."""
     click.echo(f"redpoll: {sentence}", err=True)
     sys.exit(1)
+
+
+def need_engine(what: str) -> None:
+    """Exits with 1 and one sentence if this installation has no engine; `what` needs it."""
+    if not engine.has_engine():
+        fail(engine.lack_of_engine(what))
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}

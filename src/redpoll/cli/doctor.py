@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from redpoll.cli.common import fail, print_json, refuse, settings_of, with_config
-from redpoll.cli.engine import need_engine
+from redpoll.cli.common import fail, need_engine, print_json, refuse, settings_of, with_config
 
 __all__ = ["doctor"]
 

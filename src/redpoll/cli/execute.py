@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from redpoll.cli.common import fail
-from redpoll.cli.engine import need_engine
+from redpoll.cli.common import fail, need_engine
 from redpoll.config import config
 
 __all__ = ["import_store", "run"]

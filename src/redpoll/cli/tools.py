@@ -6,8 +6,7 @@ import json
 
 import click
 
-from redpoll.cli.common import fail, print_json, refuse
-from redpoll.cli.engine import need_engine
+from redpoll.cli.common import fail, need_engine, print_json, refuse
 from redpoll.cli.remote import execute, fetch_json, session
 from redpoll.doctor.target import TargetError, parse
 

@@ -168,35 +168,30 @@ class Api:
     # -- publishing
 
     def _trigger(self, request: Request) -> Response:
-        call = decode_event(request.body, request.params, request.app)
-
-        def publish() -> bytes:
-            self._publish(request, call)
-            if not call.infos:
-                return EMPTY_OBJECT
-            ((_, _, channels, _),), (info,) = call.events_of(), call.infos
-            return _encode(TriggerResponse({channel: self._attributes(request, channel, info) for channel in channels}))
-
-        return self._once(request, "events", call.correlation_id, publish)
+        return self._publish(request, decode_event(request.body, request.params, request.app))
 
     def _batch(self, request: Request) -> Response:
-        call = decode_batch(request.body, request.app)
+        return self._publish(request, decode_batch(request.body, request.app))
 
+    def _publish(self, request: Request, call: Call) -> Response:
         def publish() -> bytes:
-            self._publish(request, call)
-            if not call.infos:
-                return EMPTY_OBJECT
-            asked = zip(call.events_of(), call.infos, strict=True)
-            return _encode(
-                BatchResponse([self._attributes(request, channel, info) for (_, _, (channel,), _), info in asked])
-            )
+            for name, data, channels, excluded in call.events_of():
+                for channel in channels:
+                    self._hub.publish(request.space, channel, name, data, excluded, call.correlation_id)
+            return self._published(request, call)
 
-        return self._once(request, "batch_events", call.correlation_id, publish)
+        return self._once(request, "batch_events" if call.is_batch else "events", call.correlation_id, publish)
 
-    def _publish(self, request: Request, call: Call) -> None:
-        for name, data, channels, socket_id in call.events_of():
-            for channel in channels:
-                self._hub.publish(request.space, channel, name, data, socket_id, call.correlation_id)
+    def _published(self, request: Request, call: Call) -> bytes:
+        """The answer's body, with the attributes that `info` asked for."""
+        if not call.infos:
+            return EMPTY_OBJECT
+        names = [channels for _, _, channels, _ in call.events_of()]
+        if call.is_batch:
+            wanted = zip(names, call.infos, strict=True)
+            return _encode(BatchResponse([self._attributes(request, one[0], info) for one, info in wanted]))
+        (info,) = call.infos
+        return _encode(TriggerResponse({channel: self._attributes(request, channel, info) for channel in names[0]}))
 
     def _once(self, request: Request, endpoint: str, correlation_id: str | None, publish: Any) -> Response:
         """Publishes, unless the app compares correlation ids and this one was used."""

@@ -222,9 +222,9 @@ class Server(Expectations):
         # The server took it, so its form is right; the limits are the app's own.
         with contextlib.suppress(ApiError):
             call = _call(place[2], request)
-            for name, data, channels, socket_id in call.events_of():
+            for name, data, channels, excluded in call.events_of():
                 for channel in channels:
-                    self._recorder.add(Published(name, channel, data, socket_id, call.correlation_id))
+                    self._recorder.add(Published(name, channel, data, excluded, call.correlation_id))
 
     def _sent(self, message: bytes, socket_id: str) -> None:
         """Notes a client event; one that the server refuses, too."""
