@@ -19,7 +19,11 @@ __all__ = ["NOW_S", "Control", "body", "message"]
 KEY, SECRET = "key", b"secret"
 NOW_S = 1_700_000_000
 ANSWER = (b"T", b"L", b"D")
-ANSWERS = ((4, Form(b"open D T L {}", ANSWER)), (5, Form(b"closes D T L {}", ANSWER)))
+ANSWERS = (
+    (4, Form(b"open D T L {}", ANSWER)),
+    (5, Form(b"closes D T L {}", ANSWER)),
+    (4, Form(b"keeps D T L {}", ANSWER)),
+)
 ROW = Form(b'["T","A",U,M,"N",["C"],B,"K","X"],', (b"T", b"A", b"U", b"M", b"N", b"C", b"B", b"K", b"X"))
 
 
@@ -45,6 +49,7 @@ class Control:
                 "clock": lambda: NOW_S,
                 "timer": lambda: 0.0,
                 "limit": None,
+                "caller": lambda app_id, fields: None,
                 "dateline": types.SimpleNamespace(line=b"date"),
                 "ready": lambda: 0,
                 "publish": lambda commands, published: self.published.append((commands.data, published)),

@@ -257,7 +257,7 @@ def fast_publish() -> Case:
         (b"<t>", b"<l>", b"<d>"),
     )
     row = Form(
-        b'["<t>","<a>",null,<ms>,"<n>",["<c>"],<b>,"key <k> from <x>",200,false,<us>],',
+        b'["<t>","<a>",null,<ms>,"<n>",["<c>"],<b>,"<k> from <x>",200,false,<us>],',
         (b"<t>", b"<a>", b"<us>", b"<ms>", b"<n>", b"<c>", b"<b>", b"<k>", b"<x>"),
     )
     sent: list[Published] = []
@@ -275,13 +275,14 @@ def fast_publish() -> Case:
         clock=lambda: 1700000001.0,
         timer=lambda: 0.0,
         limit=None,
+        caller=lambda app_id, fields: None,
         dateline=Dateline(),
         ready=lambda: 0,
         publish=lambda commands, published: sent.append(published),
         soon=lambda finish: None,
         completed=completed,
         failed=completed,
-        answers=((4, answer), (4, answer)),
+        answers=((4, answer), (4, answer), (4, answer)),
         row=row,
         max_skew_s=auth.MAX_SKEW_S,
         api_prefix=b"/api/v1",
