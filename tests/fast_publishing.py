@@ -27,11 +27,6 @@ ANSWERS = (
 ROW = Form(b'["T","A",U,M,"N",["C"],B,"K","X"],', (b"T", b"A", b"U", b"M", b"N", b"C", b"B", b"K", b"X"))
 
 
-def hashes(secret):
-    block = secret.ljust(64, b"\0")
-    return hashlib.sha256(bytes(b ^ 0x36 for b in block)), hashlib.sha256(bytes(b ^ 0x5C for b in block))
-
-
 class Control:
     """A FastPublish whose callbacks note what they get."""
 
@@ -41,8 +36,8 @@ class Control:
         keys = Keys("rp")
         self.fast = FastPublish(
             {"1": self.app},
-            lambda app: FastApp(limits_of(self.app), ((KEY.encode(), hashes(SECRET)),), 0.0),
-            hashes(b""),
+            lambda app: FastApp(limits_of(self.app), ((KEY.encode(), SECRET),), 0.0),
+            b"",
             keys.publish,
             keys.shards,
             **{

@@ -248,8 +248,7 @@ def fast_publish() -> Case:
     from redpoll.protocol.messages import limits_of
 
     app, keys = _app(), Keys("rp")
-    inner, outer, _ = auth.hashes_of(app, KEY)
-    fast_app = FastApp(limits_of(app), ((KEY.encode(), (inner, outer)),), 0.0)
+    fast_app = FastApp(limits_of(app), ((KEY.encode(), SECRET.encode()),), 0.0)
     # As control/publish/forms.py makes them. Its imports would add work for the garbage collector to all cases.
     answer = Form(
         b"HTTP/1.1 200 OK\r\n<d>Content-Type: application/json\r\nX-Service-Trace-Id: <t>\r\n<l>Content-Length: 2"
@@ -269,7 +268,7 @@ def fast_publish() -> Case:
     fast = FastPublish(
         {"1": app},
         lambda _: fast_app,
-        (inner, outer),
+        SECRET.encode(),
         keys.publish,
         keys.shards,
         clock=lambda: 1700000001.0,

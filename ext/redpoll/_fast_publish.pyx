@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from redpoll._digests cimport HmacKey
 from redpoll._http cimport (
     FLAG_CLOSES,
     FLAG_HTTP_1_0,
@@ -23,7 +24,7 @@ from redpoll._http cimport (
     RequestHead,
     Signed,
     is_body_right,
-    is_right,
+    is_signed_by,
     read_request,
     read_signed,
     whole_request,
@@ -58,8 +59,7 @@ cdef inline Span span_at(const void* at, Py_ssize_t size) noexcept nogil:
 
 
 cdef class FastApp:
-    """What the fast path needs of an app's record. `keys` are `(key, inner, outer)`: its enabled keys, each with HMAC's
-    two hashes of its secret, to be copied. Until `slow_until` (Unix seconds) all its requests take the other way."""
+    """What the fast path needs of an app's record. `keys` are `(key, secret)`: its enabled keys. Until `slow_until` (Unix seconds) all its requests take the other way."""
 
     cdef:
         Limits limits
@@ -69,7 +69,7 @@ cdef class FastApp:
     def __init__(self, Limits limits not None, tuple keys not None, double slow_until):
         self.limits = limits
         # A row has its key as it is.
-        self.keys = tuple([key for key in keys if is_plain(span_of(<bytes?> key[0]))])
+        self.keys = tuple([(key, HmacKey(secret)) for key, secret in keys if is_plain(span_of(<bytes?> key))])
         self.slow_until = slow_until
 
 
@@ -258,7 +258,7 @@ cdef class FastPublish:
     """`take` reads a worker's messages; `finish` ends a pass of replies.
 
     `apps` are the records by id, and `fast_app(record)` makes a FastApp, or None for an app whose requests all take the
-    other way. `stand_in` are HMAC's two hashes for an app or key that doesn't exist. `clock` returns Unix time,
+    other way. `stand_in` is the secret for an app or key that doesn't exist. `clock` returns Unix time,
     `timer` monotonic seconds. `limit`: None, or called with the client's address; it counts a publish and returns
     header lines, or None without counting if there were too many. `dateline.line` is the header line with the date.
 
@@ -283,7 +283,7 @@ cdef class FastPublish:
         dict apps
         dict fast_apps
         object make_app
-        tuple stand_in
+        HmacKey stand_in
         Shards shards
         Span command
         bytes command_bytes
@@ -311,7 +311,7 @@ cdef class FastPublish:
         self,
         dict apps not None,
         fast_app,
-        tuple stand_in not None,
+        bytes stand_in not None,
         bytes command not None,
         Shards shards not None,
         *,
@@ -334,7 +334,7 @@ cdef class FastPublish:
         self.apps = apps
         self.fast_apps = {}
         self.make_app = fast_app
-        self.stand_in = stand_in
+        self.stand_in = HmacKey(stand_in)
         self.command_bytes = command
         self.command = span_of(command)
         self.shards = shards
@@ -507,7 +507,7 @@ cdef class FastPublish:
         """The app that the request is signed for; None: the other way decides. Notes the caller."""
         cdef:
             FastApp app
-            tuple hashes = self.stand_in
+            HmacKey secret = self.stand_in
             bint known = False, right
             Py_ssize_t prefix_size = PyBytes_GET_SIZE(self.api_prefix)
             Span key
@@ -518,16 +518,16 @@ cdef class FastPublish:
         if app is not None:
             for entry_of_key in app.keys:
                 if is_same(span_of(<bytes> (<tuple> entry_of_key)[0]), self.signed.key):
-                    hashes, known = (<tuple> entry_of_key)[1], True
+                    secret, known = <HmacKey> (<tuple> entry_of_key)[1], True
                     break
-        right = is_right(&self.signed, hashes[0], hashes[1])
+        right = is_signed_by(&self.signed, secret)
         if not right and path.at + prefix_size == id.at - 6 and prefix_size:
             # Libraries sign the path without the prefix.
             path.at += prefix_size
             path.size -= prefix_size
-            right = read_signed(&self.signed, method, path, query, now_s, self.max_skew_s) and is_right(
-                &self.signed, hashes[0], hashes[1]
-            )
+            right = read_signed(
+                &self.signed, method, path, query, now_s, self.max_skew_s
+            ) and is_signed_by(&self.signed, secret)
         if not right or not known or self.signed.more or not is_body_right(&self.signed, body):
             return None
         key = self.signed.key

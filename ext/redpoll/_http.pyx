@@ -12,10 +12,10 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from redpoll._digests cimport HmacKey, is_hex_of, put_md5
 from redpoll._text cimport Span, put, span_of, span_of_text
 
 import binascii
-import hashlib
 from hmac import compare_digest
 
 __all__ = [
@@ -758,8 +758,6 @@ cdef struct Field:
     # The value has escapes.
     bint escaped
 
-cdef object new_md5 = hashlib.md5(usedforsecurity=False)
-
 
 cdef inline bint is_before(Field* a, Field* b) noexcept nogil:
     """Whether `a` comes before `b` in order of name."""
@@ -936,15 +934,22 @@ cdef bint is_right(Signed* signed, inner, outer) except -1:
     return compare_digest(outer.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.signature.at, 64, NULL))
 
 
+cdef bint is_signed_by(Signed* signed, HmacKey key) except -1:
+    """Whether the text is signed with this key."""
+    cdef uint8_t[32] digest
+    key.sign(signed.text, signed.text_size, digest)
+    return is_hex_of(signed.signature.at, digest, 32)
+
+
 cdef bint is_body_right(Signed* signed, bytes body) except -1:
     """Whether the query has the digest of this body; it may be left out where there is no body."""
+    cdef uint8_t[16] digest
     if signed.digest.at == NULL:
         return PyBytes_GET_SIZE(body) == 0
     if signed.digest.size != 32:
         return False
-    hashed = new_md5.copy()
-    hashed.update(body)
-    return compare_digest(hashed.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.digest.at, 32, NULL))
+    put_md5(PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), digest)
+    return is_hex_of(signed.digest.at, digest, 16)
 
 
 def signed_params(

@@ -16,7 +16,7 @@ class _Dateline(Protocol):
     def line(self) -> bytes: ...
 
 class FastApp:
-    def __init__(self, limits: Limits, keys: tuple[tuple[bytes, tuple[Any, Any]], ...], slow_until: float) -> None: ...
+    def __init__(self, limits: Limits, keys: tuple[tuple[bytes, bytes], ...], slow_until: float) -> None: ...
 
 class Published:
     @property
@@ -34,7 +34,7 @@ class FastPublish:
         self,
         apps: Mapping[str, App],
         fast_app: Callable[[App], FastApp | None],
-        stand_in: tuple[Any, Any],
+        stand_in: bytes,
         command: bytes,
         shards: Shards,
         *,

@@ -65,11 +65,10 @@ class FastPath:
         self._tracer = tracer
         self._events = self._route("/apps/0/events")
         self._batches = self._route("/apps/0/batch_events")
-        inner, outer, _ = auth.hashes_of(None, "")
         fast = FastPublish(
             records.apps,
             _fast_app,
-            (inner, outer),
+            auth.NO_SECRET.encode(),
             keys.publish,
             keys.shards,
             clock=front.now_s,
@@ -176,7 +175,6 @@ def _fast_app(app: App) -> FastApp | None:
         return None
     keys = []
     for key in app.keys:
-        inner, outer, enabled = auth.hashes_of(app, key.key)
-        if enabled:
-            keys.append((key.key.encode(), (inner, outer)))
+        if key.enabled:
+            keys.append((key.key.encode(), key.secret.encode()))
     return FastApp(limits_of(app), tuple(keys), max(app.console_until, app.debug_until))
