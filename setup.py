@@ -35,6 +35,7 @@ extensions = [
         "_text",
         "_shards",
         "_frame",
+        "_digests",
         "_http",
         "_publish",
         "_publish_body",

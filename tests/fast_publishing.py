@@ -19,13 +19,12 @@ __all__ = ["NOW_S", "Control", "body", "message"]
 KEY, SECRET = "key", b"secret"
 NOW_S = 1_700_000_000
 ANSWER = (b"T", b"L", b"D")
-ANSWERS = ((4, Form(b"open D T L {}", ANSWER)), (5, Form(b"closes D T L {}", ANSWER)))
+ANSWERS = (
+    (4, Form(b"open D T L {}", ANSWER)),
+    (5, Form(b"closes D T L {}", ANSWER)),
+    (4, Form(b"keeps D T L {}", ANSWER)),
+)
 ROW = Form(b'["T","A",U,M,"N",["C"],B,"K","X"],', (b"T", b"A", b"U", b"M", b"N", b"C", b"B", b"K", b"X"))
-
-
-def hashes(secret):
-    block = secret.ljust(64, b"\0")
-    return hashlib.sha256(bytes(b ^ 0x36 for b in block)), hashlib.sha256(bytes(b ^ 0x5C for b in block))
 
 
 class Control:
@@ -37,14 +36,15 @@ class Control:
         keys = Keys("rp")
         self.fast = FastPublish(
             {"1": self.app},
-            lambda app: FastApp(limits_of(self.app), ((KEY.encode(), hashes(SECRET)),), 0.0),
-            hashes(b""),
+            lambda app: FastApp(limits_of(self.app), ((KEY.encode(), SECRET),), 0.0),
+            b"",
             keys.publish,
             keys.shards,
             **{
                 "clock": lambda: NOW_S,
                 "timer": lambda: 0.0,
                 "limit": None,
+                "caller": lambda app_id, fields: None,
                 "dateline": types.SimpleNamespace(line=b"date"),
                 "ready": lambda: 0,
                 "publish": lambda commands, published: self.published.append((commands.data, published)),

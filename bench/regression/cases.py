@@ -248,8 +248,7 @@ def fast_publish() -> Case:
     from redpoll.protocol.messages import limits_of
 
     app, keys = _app(), Keys("rp")
-    inner, outer, _ = auth.hashes_of(app, KEY)
-    fast_app = FastApp(limits_of(app), ((KEY.encode(), (inner, outer)),), 0.0)
+    fast_app = FastApp(limits_of(app), ((KEY.encode(), SECRET.encode()),), 0.0)
     # As control/publish/forms.py makes them. Its imports would add work for the garbage collector to all cases.
     answer = Form(
         b"HTTP/1.1 200 OK\r\n<d>Content-Type: application/json\r\nX-Service-Trace-Id: <t>\r\n<l>Content-Length: 2"
@@ -257,7 +256,7 @@ def fast_publish() -> Case:
         (b"<t>", b"<l>", b"<d>"),
     )
     row = Form(
-        b'["<t>","<a>",null,<ms>,"<n>",["<c>"],<b>,"key <k> from <x>",200,false,<us>],',
+        b'["<t>","<a>",null,<ms>,"<n>",["<c>"],<b>,"<k> from <x>",200,false,<us>],',
         (b"<t>", b"<a>", b"<us>", b"<ms>", b"<n>", b"<c>", b"<b>", b"<k>", b"<x>"),
     )
     sent: list[Published] = []
@@ -269,19 +268,20 @@ def fast_publish() -> Case:
     fast = FastPublish(
         {"1": app},
         lambda _: fast_app,
-        (inner, outer),
+        SECRET.encode(),
         keys.publish,
         keys.shards,
         clock=lambda: 1700000001.0,
         timer=lambda: 0.0,
         limit=None,
+        caller=lambda app_id, fields: None,
         dateline=Dateline(),
         ready=lambda: 0,
         publish=lambda commands, published: sent.append(published),
         soon=lambda finish: None,
         completed=completed,
         failed=completed,
-        answers=((4, answer), (4, answer)),
+        answers=((4, answer), (4, answer), (4, answer)),
         row=row,
         max_skew_s=auth.MAX_SKEW_S,
         api_prefix=b"/api/v1",

@@ -72,7 +72,10 @@ class HttpTargets:
         self.http, self.auth, self.channels, self.messages, self.refusal = _http, auth, channels, messages, ApiError
         self.fast_app_type, self.fast_type = FastApp, FastPublish
         self.Event = namedtuple("Event", "name data channels socket_id")
-        self.answer_forms = (answer_form(closes=False), answer_form(closes=True))
+        self.answer_forms = (
+            *(answer_form(closes=False), answer_form(closes=True)),
+            answer_form(closes=False, http_1_0=True),
+        )
         self.row_form = row_form()
         self.names = http_messages.FIELDS
         self.places = {name.lower().encode(): place for place, name in enumerate(self.names)}
@@ -90,22 +93,24 @@ class HttpTargets:
     def requests(self, data: bytes) -> None:
         """pack_simple reads the usual shape, all of it and nothing else, as llhttp reads it."""
         expected = self.reference.usual_request(data, frozenset(self.places))
-        packed = self.http.pack_simple(data, 7, 0, CLIENT, self.places)
-        if packed is None or expected is None:
-            if packed is not expected:
+        packed = self.http.pack_simple(data, 7, 0, CLIENT, self.places, lambda value: b"for " + value)
+        if packed is None or isinstance(packed, int) or not isinstance(expected, self.reference.Usual):
+            if packed != expected:
                 raise Difference(f"{packed} is not {expected}")
             return
-        flags, method, message = packed
+        flags, method, message, client = packed
         ((read,), used) = self.reference.read_requests(message, self.names)
         fields: dict[str, str] = {}
         for name, value in expected.fields:
             fields.setdefault(self.names[self.places[name]], value.decode())
         target = expected.target.decode()
-        made = (7, expected.flags, 0, expected.method.decode(), CLIENT.decode(), target, fields, 0, expected.body)
+        if client != (CLIENT if expected.forwarded is None else b"for " + expected.forwarded):
+            raise Difference(f"{client} is not the client of {expected.forwarded}")
+        made = (7, expected.flags, 0, expected.method.decode(), client.decode(), target, fields, 0, expected.body)
         if used != len(message) or read != made or (flags, method) != expected[:2]:
             raise Difference(f"{read} is not {made}")
         llhttp = self.reference.LlhttpReading(data)
-        if llhttp.request != (expected.method, expected.target, expected.body, not expected.flags):
+        if llhttp.request != (expected.method, expected.target, expected.body, not expected.flags & 4):
             raise Difference(f"llhttp reads {llhttp.request}")
         if any(field not in llhttp.headers for field in expected.fields):
             raise Difference(f"llhttp reads {llhttp.headers}")
@@ -260,16 +265,16 @@ class HttpTargets:
             def limit(client: str) -> bytes | None:
                 return next(turns)
 
-        stand_in = self.auth.hashes_of(None, "")[:2]
         return self.fast_type(
             self.apps,
             self._fast_app,
-            stand_in,
+            self.auth.NO_SECRET.encode(),
             self.keys.publish,
             self.keys.shards,
             clock=lambda: NOW_S,
             timer=lambda: 0.0,
             limit=limit,
+            caller=lambda app_id, fields: None,
             dateline=SimpleNamespace(line=b"Date: now\r\n"),
             ready=lambda: 0,
             publish=lambda commands, published: sent.append((commands.data, published)),
@@ -293,7 +298,7 @@ class HttpTargets:
         return sum(len(event.channels) for event in call[2])
 
     def _fast_app(self, app: Any) -> Any:
-        keys = tuple((key.key.encode(), self.auth.hashes_of(app, key.key)[:2]) for key in app.keys)
+        keys = tuple((key.key.encode(), key.secret.encode()) for key in app.keys)
         return self.fast_app_type(self.messages.limits_of(app), keys, 0.0)
 
     def _events_of(self, request: Any) -> tuple[str, str, Any]:
@@ -301,7 +306,7 @@ class HttpTargets:
         PUBLISH, must not be taken."""
         path, _, query = request.target.partition("?")
         match = re.fullmatch(f"(?:{self.auth.PREFIX})?/apps/([^/]+)/(batch_)?events", path)
-        if match is None or request.method != "POST" or request.flags & ~5 or request.refusal or request.fields:
+        if match is None or request.method != "POST" or request.flags & ~13 or request.refusal or request.fields:
             raise Difference(f"{request} was taken")
         app = self.apps[match[1]]
         try:
@@ -396,9 +401,10 @@ class HttpTargets:
             trace = TRACE.search(response)[1]
             closes = request.flags >> 2 & 1
             lines = b"" if bits & NO_LINES or not bits & LIMITED else LINES
+            stays = b"Connection: keep-alive\r\n" if request.flags & 8 else b""
             expected = (
                 b"HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: application/json\r\nX-Service-Trace-Id: %b\r\n%b%b"
-                b"Content-Length: 2\r\n\r\n{}" % (trace, lines, b"Connection: close\r\n" * closes)
+                b"Content-Length: 2\r\n\r\n{}" % (trace, lines, b"Connection: close\r\n" if closes else stays)
             )
             if (number, flags, response) != (request.number, closes | AUTHENTICATED, expected):
                 raise Difference(f"{response} is not {expected}")
@@ -446,6 +452,10 @@ def seeds() -> dict[str, list[bytes]]:
             head + fields + b"Content-Length: 4\r\n\r\nabcd",
             b"GET /a?b=%20 HTTP/1.1\r\nhost:h\r\nConnection: close\r\nOrigin: http://o\r\ntraceparent: 00-1\r\n\r\n",
             head + b"Content-Length: 0\r\nContent-Type: text/plain\r\nContent-Encoding: gzip\r\n\r\n",
+            head + b"Content-Length: 4\r\nX-Forwarded-For: 198.51.100.7, 10.0.0.1\r\n\r\n",
+            head.replace(b"1.1\r", b"1.0\r") + b"Connection: keep-alive\r\nContent-Length: 2\r\n\r\nab",
+            head + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n0a\r\n0123456789\r\n0\r\n\r\n",
+            head.replace(b"json", b"json; charset=UTF-8") + b"Content-Length: 3\r\n\r\nabc",
         ],
         "stream": [
             message(1, one, flags=5) + message(2, b"") + chunked + b"GET/?\x01\x01\0x!",

@@ -15,14 +15,16 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from redpoll._digests cimport HmacKey
 from redpoll._http cimport (
     FLAG_CLOSES,
+    FLAG_HTTP_1_0,
     FLAG_SECURE,
     AnswerHead,
     RequestHead,
     Signed,
     is_body_right,
-    is_right,
+    is_signed_by,
     read_request,
     read_signed,
     whole_request,
@@ -57,8 +59,7 @@ cdef inline Span span_at(const void* at, Py_ssize_t size) noexcept nogil:
 
 
 cdef class FastApp:
-    """What the fast path needs of an app's record. `keys` are `(key, inner, outer)`: its enabled keys, each with HMAC's
-    two hashes of its secret, to be copied. Until `slow_until` (Unix seconds) all its requests take the other way."""
+    """What the fast path needs of an app's record. `keys` are `(key, secret)`: its enabled keys. Until `slow_until` (Unix seconds) all its requests take the other way."""
 
     cdef:
         Limits limits
@@ -68,7 +69,7 @@ cdef class FastApp:
     def __init__(self, Limits limits not None, tuple keys not None, double slow_until):
         self.limits = limits
         # A row has its key as it is.
-        self.keys = tuple([key for key in keys if is_plain(span_of(<bytes?> key[0]))])
+        self.keys = tuple([(key, HmacKey(secret)) for key, secret in keys if is_plain(span_of(<bytes?> key))])
         self.slow_until = slow_until
 
 
@@ -257,14 +258,18 @@ cdef class FastPublish:
     """`take` reads a worker's messages; `finish` ends a pass of replies.
 
     `apps` are the records by id, and `fast_app(record)` makes a FastApp, or None for an app whose requests all take the
-    other way. `stand_in` are HMAC's two hashes for an app or key that doesn't exist. `clock` returns Unix time,
+    other way. `stand_in` is the secret for an app or key that doesn't exist. `clock` returns Unix time,
     `timer` monotonic seconds. `limit`: None, or called with the client's address; it counts a publish and returns
     header lines, or None without counting if there were too many. `dateline.line` is the header line with the date.
 
-    `answers` are two pairs of flags and a Form: of answers after which the connection stays open, and of those after
-    which it closes. Their values are the trace id, header lines and the dateline. `row` is the Form of a row of the
-    event log, with a comma after it, or None if the log is off. Its values are the trace id, the app's id, the time in
-    µs and in ms, names, channels, bytes, the key and the client's address.
+    `answers` are three pairs of flags and a Form: of answers after which the connection stays open, of those after
+    which it closes, and of those after which a connection of HTTP/1.0 stays open. Their values are the trace id, header
+    lines and the dateline. `row` is the Form of a row of the event log, with a comma after it, or None if the log is
+    off. Its values are the trace id, the app's id, the time in µs and in ms, names, channels, bytes, the caller and the
+    client's address.
+
+    `caller(id, fields)` says for an app's id and packed header fields what the log calls a caller who has a right
+    credential of the app in them; None: the other way decides.
 
     `ready()` says how many of the next publishes must take the other way; -1: all. `publish(commands, published)`
     sends to Redis, which answers each of `published.events` commands; `is_checked`: `published` gets the outcome of a
@@ -278,17 +283,17 @@ cdef class FastPublish:
         dict apps
         dict fast_apps
         object make_app
-        tuple stand_in
+        HmacKey stand_in
         Shards shards
         Span command
         bytes command_bytes
-        object clock, timer, limit, dateline
+        object clock, timer, limit, dateline, caller
         object ready, publish, soon, completed, failed
         bint is_checked
         bytes api_prefix
         int max_skew_s
-        Form open_answer, last_answer, row
-        uint8_t open_flags, last_flags
+        Form open_answer, last_answer, open_1_0_answer, row
+        uint8_t open_flags, last_flags, open_1_0_flags
         # What a pass has answered, of one worker, app and route.
         object link
         Limits app
@@ -298,7 +303,7 @@ cdef class FastPublish:
         int[SLOTS] slots
         int64_t microseconds, first_ms, last_ms
         # While a message is read.
-        Text commands, places, unescaped, names, channels
+        Text commands, places, unescaped, names, channels, caller_text
         Signed signed
         Call call
 
@@ -306,13 +311,14 @@ cdef class FastPublish:
         self,
         dict apps not None,
         fast_app,
-        tuple stand_in not None,
+        bytes stand_in not None,
         bytes command not None,
         Shards shards not None,
         *,
         clock,
         timer,
         limit,
+        caller,
         dateline,
         ready,
         publish,
@@ -328,14 +334,19 @@ cdef class FastPublish:
         self.apps = apps
         self.fast_apps = {}
         self.make_app = fast_app
-        self.stand_in = stand_in
+        self.stand_in = HmacKey(stand_in)
         self.command_bytes = command
         self.command = span_of(command)
         self.shards = shards
         self.clock, self.timer, self.limit, self.dateline = clock, timer, limit, dateline
         self.ready, self.publish, self.soon = ready, publish, soon
         self.completed, self.failed = completed, failed
-        (self.open_flags, self.open_answer), (self.last_flags, self.last_answer) = answers
+        self.caller = caller
+        (
+            (self.open_flags, self.open_answer),
+            (self.last_flags, self.last_answer),
+            (self.open_1_0_flags, self.open_1_0_answer),
+        ) = answers
         self.row = row
         self.max_skew_s = max_skew_s
         self.api_prefix = api_prefix
@@ -351,6 +362,7 @@ cdef class FastPublish:
         free(self.unescaped.at)
         free(self.names.at)
         free(self.channels.at)
+        free(self.caller_text.at)
 
     def take(self, link, kind, bytearray buffer not None, Py_ssize_t size, tuple names not None) -> tuple:
         """`(requests, used, taken)`: the messages in the first `size` bytes of `buffer` that take the other way, as in
@@ -370,7 +382,7 @@ cdef class FastPublish:
             whole = whole_request(start + used, size - used, &head)
             if whole == 0:
                 break
-            is_usual = not head.flags & ~(FLAG_SECURE | FLAG_CLOSES) and not head.refusal and not head.fields_size
+            is_usual = not head.flags & ~(FLAG_SECURE | FLAG_CLOSES | FLAG_HTTP_1_0) and not head.refusal
             if slow == 0 and is_usual:
                 if published is None:
                     published = Published.__new__(Published)
@@ -404,23 +416,27 @@ cdef class FastPublish:
             const uint8_t* query_mark
             Call call = self.call
             Span method, client, path, query, id, rest
+            Span fields
             FastApp app
             bint is_batch
             bytes body
             Entry* entry
-            tuple hashes
-            bint known = False
             Py_ssize_t size
         method.at, method.size = at, head.method_size
         at += method.size
         client.at, client.size = at, head.client_size
         at += client.size
         query_mark = <const uint8_t*> memchr(at, b"?", head.target_size)
-        if query_mark == NULL or not is_literal(method, b"POST"):
+        if not is_literal(method, b"POST"):
             return False
-        path.at, path.size = at, query_mark - at
-        query.at, query.size = query_mark + 1, head.target_size - path.size - 1
+        path.at, path.size = at, head.target_size
+        query = NOTHING
+        if query_mark != NULL:
+            path.size = query_mark - at
+            query.at, query.size = query_mark + 1, head.target_size - path.size - 1
         at += head.target_size
+        fields.at, fields.size = at, head.fields_size
+        at += fields.size
         # /apps/ID/events and /apps/ID/batch_events, with or without the prefix.
         rest = path
         size = PyBytes_GET_SIZE(self.api_prefix)
@@ -440,20 +456,14 @@ cdef class FastPublish:
             is_batch = True
         else:
             return False
-        if id.size == 0 or not read_signed(&self.signed, method, path, query, now_s, self.max_skew_s):
-            return False
-        # An unknown app or key costs as much as a known one.
-        app = self.app_of(id)
-        hashes = self.stand_in
-        if app is not None:
-            for entry_of_key in app.keys:
-                if is_same(span_of(<bytes> (<tuple> entry_of_key)[0]), self.signed.key):
-                    hashes, known = (<tuple> entry_of_key)[1], True
-                    break
-        if not is_right(&self.signed, hashes[0], hashes[1]) or not known:
+        if id.size == 0:
             return False
         body = PyBytes_FromStringAndSize(<const char*> at, message + 4 + head.size - <const char*> at)
-        if self.signed.more or now_s < app.slow_until or not is_body_right(&self.signed, body):
+        if fields.size:
+            app = self.app_with(id, fields, query)
+        else:
+            app = self.app_signed(id, method, path, query, body, now_s)
+        if app is None or now_s < app.slow_until:
             return False
         if not is_plain(client):
             return False
@@ -493,6 +503,61 @@ cdef class FastPublish:
         published.events += call.channel_count
         return True
 
+    cdef FastApp app_signed(self, Span id, Span method, Span path, Span query, bytes body, double now_s):
+        """The app that the request is signed for; None: the other way decides. Notes the caller."""
+        cdef:
+            FastApp app
+            HmacKey secret = self.stand_in
+            bint known = False, right
+            Py_ssize_t prefix_size = PyBytes_GET_SIZE(self.api_prefix)
+            Span key
+        if not read_signed(&self.signed, method, path, query, now_s, self.max_skew_s):
+            return None
+        # An unknown app or key costs as much as a known one.
+        app = self.app_of(id)
+        if app is not None:
+            for entry_of_key in app.keys:
+                if is_same(span_of(<bytes> (<tuple> entry_of_key)[0]), self.signed.key):
+                    secret, known = <HmacKey> (<tuple> entry_of_key)[1], True
+                    break
+        right = is_signed_by(&self.signed, secret)
+        if not right and path.at + prefix_size == id.at - 6 and prefix_size:
+            # Libraries sign the path without the prefix.
+            path.at += prefix_size
+            path.size -= prefix_size
+            right = read_signed(
+                &self.signed, method, path, query, now_s, self.max_skew_s
+            ) and is_signed_by(&self.signed, secret)
+        if not right or not known or self.signed.more or not is_body_right(&self.signed, body):
+            return None
+        key = self.signed.key
+        self.caller_text.size = 0
+        reserve(&self.caller_text, 4 + key.size)
+        add(&self.caller_text, span_at(b"key ", 4))
+        add(&self.caller_text, key)
+        return app
+
+    cdef FastApp app_with(self, Span id, Span fields, Span query):
+        """The app of a request with these header fields; None: the other way decides. Notes the caller."""
+        cdef:
+            FastApp app = self.app_of(id)
+            Span caller
+        if app is None or query.size:
+            return None
+        found = self.caller(
+            PyUnicode_DecodeASCII(<const char*> id.at, id.size, NULL),
+            PyBytes_FromStringAndSize(<const char*> fields.at, fields.size),
+        )
+        if found is None:
+            return None
+        caller = span_of(<bytes?> found)
+        if not is_plain(caller):
+            return None
+        self.caller_text.size = 0
+        reserve(&self.caller_text, caller.size)
+        add(&self.caller_text, caller)
+        return app
+
     cdef FastApp app_of(self, Span id):
         """The app with this id; None: there is none, or its requests take the other way."""
         cdef FastApp app
@@ -522,7 +587,7 @@ cdef class FastPublish:
         values[4] = call.names(&self.names)
         values[5] = call.channel_list(&self.channels)
         values[6] = span_at(digits[2], put_number(digits[2], call.data_bytes()))
-        values[7] = self.signed.key
+        values[7] = span_at(self.caller_text.at, self.caller_text.size)
         values[8] = client
         return self.row.put(&published.text, values)
 
@@ -534,7 +599,8 @@ cdef class FastPublish:
             Limits app = published.apps[entry.app]
             AnswerHead head
             Span[3] values
-            bint closes = entry.flags & FLAG_CLOSES
+            Form answer = self.open_answer
+            uint8_t answer_flags = self.open_flags
             double took_s = self.timer() - published.began
             int64_t microseconds = <int64_t> (took_s * 1e6), rest
             Py_ssize_t start
@@ -574,10 +640,14 @@ cdef class FastPublish:
         reserve(&self.answers, sizeof(AnswerHead))
         start = self.answers.size
         self.answers.size += sizeof(AnswerHead)
-        (self.last_answer if closes else self.open_answer).put(&self.answers, values)
+        if entry.flags & FLAG_CLOSES:
+            answer, answer_flags = self.last_answer, self.last_flags
+        elif entry.flags & FLAG_HTTP_1_0:
+            answer, answer_flags = self.open_1_0_answer, self.open_1_0_flags
+        answer.put(&self.answers, values)
         head.size = <uint32_t> (self.answers.size - start - 4)
         head.number = entry.number
-        head.flags = self.last_flags if closes else self.open_flags
+        head.flags = answer_flags
         memcpy(self.answers.at + start, &head, sizeof(AnswerHead))
         return 0
 

@@ -3,6 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
+from redpoll._digests cimport HmacKey
 from redpoll._text cimport Span
 
 cdef enum:
@@ -80,5 +81,5 @@ cdef class IncomingRequest:
 cdef Py_ssize_t whole_request(const char* at, Py_ssize_t size, RequestHead* head) except -1
 cdef IncomingRequest read_request(kind, const char* message, RequestHead* head, tuple names)
 cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double now_s, int max_skew_s) noexcept nogil
-cdef bint is_right(Signed* signed, inner, outer) except -1
+cdef bint is_signed_by(Signed* signed, HmacKey key) except -1
 cdef bint is_body_right(Signed* signed, bytes body) except -1

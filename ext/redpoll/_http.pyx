@@ -10,12 +10,12 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 
+from redpoll._digests cimport HmacKey, is_hex_of, put_md5
 from redpoll._text cimport Span, put, span_of, span_of_text
 
 import binascii
-import hashlib
 from hmac import compare_digest
 
 __all__ = [
@@ -37,6 +37,8 @@ cdef enum:
     MAX_HEADERS = 100
     MAX_LENGTH_DIGITS = 7
     MAX_BODY_BYTES = 1048576
+    # The body of a request that is kept until the rest of it comes (worker/ingress/http_requests.py).
+    MAX_KEPT_BODY_BYTES = 16384
 
 cdef enum CharKind:
     # Bits of what a byte may be part of (RFC 9110): a token, a target, a field's value. The usual ones are without
@@ -234,14 +236,132 @@ cdef inline bint is_name(const uint8_t* at, Py_ssize_t size, const char* name, P
     return True
 
 
-def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes client not None, dict places not None):
-    """`(flags, method, message)` where `data` is exactly one complete request of the usual shape, else None.
+cdef enum FieldKind:
+    # A header field after which Python decides; one that is read or ignored; one that control wants.
+    UNUSUAL
+    KNOWN
+    WANTED
+
+
+cdef struct UsualHead:
+    uint8_t flags
+    bint is_1_0
+    bint chunked
+    bint expects
+    int hosts
+    int lengths
+    int connections
+    Py_ssize_t length
+    # The value of X-Forwarded-For; at == NULL: there is none.
+    Span forwarded
+
+
+cdef FieldKind read_field(
+    UsualHead* head, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t size
+) noexcept nogil:
+    """Note what a header field says."""
+    cdef Py_ssize_t i
+    # By length first: most headers are none of these.
+    if name_size == 4:
+        if is_name(name, name_size, b"host", 4):
+            head.hosts += 1
+    elif name_size == 14:
+        if is_name(name, name_size, b"content-length", 14):
+            head.lengths += 1
+            if not 0 < size <= MAX_LENGTH_DIGITS:
+                return UNUSUAL
+            for i in range(size):
+                if not 48 <= value[i] <= 57:
+                    return UNUSUAL
+                head.length = head.length * 10 + (value[i] - 48)
+    elif name_size == 10:
+        if is_name(name, name_size, b"connection", 10):
+            head.connections += 1
+            if is_name(value, size, b"close", 5):
+                head.flags |= FLAG_CLOSES
+            elif not is_name(value, size, b"keep-alive", 10):
+                return UNUSUAL
+    elif name_size == 12:
+        if is_name(name, name_size, b"content-type", 12) and not is_json_type(value, size):
+            return WANTED
+    elif name_size == 15:
+        if is_name(name, name_size, b"x-forwarded-for", 15):
+            if head.forwarded.at != NULL:
+                return UNUSUAL
+            head.forwarded.at, head.forwarded.size = value, size
+    elif name_size == 17:
+        if is_name(name, name_size, b"transfer-encoding", 17):
+            if head.chunked or not is_name(value, size, b"chunked", 7):
+                return UNUSUAL
+            head.chunked = True
+    elif name_size == 6:
+        if is_name(name, name_size, b"expect", 6):
+            if head.expects or not is_name(value, size, b"100-continue", 12):
+                return UNUSUAL
+            head.expects = True
+        elif is_name(name, name_size, b"origin", 6):
+            return WANTED
+    elif (
+        is_name(name, name_size, b"upgrade", 7)
+        or is_name(name, name_size, b"te", 2)
+        or is_name(name, name_size, b"trailer", 7)
+        or is_name(name, name_size, b"proxy-connection", 16)
+    ):
+        return UNUSUAL
+    elif (
+        name_size == 13 and (is_name(name, 13, b"authorization", 13) or is_name(name, 13, b"x-service-key", 13))
+        or name_size == 16
+        and (is_name(name, 16, b"x-service-secret", 16) or is_name(name, 16, b"content-encoding", 16))
+        or name_size == 30 and is_name(name, 30, b"access-control-request-headers", 30)
+        or name_size == 11 and is_name(name, 11, b"traceparent", 11)
+    ):
+        return WANTED
+    return KNOWN
+
+
+cdef bint is_json_type(const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    """As http/head.JSON_TYPES."""
+    return (
+        is_name(at, size, b"application/json", 16)
+        or is_name(at, size, b"application/json; charset=utf-8", 31)
+        or is_name(at, size, b"application/json;charset=utf-8", 30)
+    )
+
+
+cdef bint is_one_chunk(const uint8_t** at, const uint8_t* end, Py_ssize_t* length) noexcept nogil:
+    """Whether a body of one chunk and no trailers ends at `end`. `at` and `length` become those of its content."""
+    cdef:
+        const uint8_t* size_end = at[0]
+        int digit
+    length[0] = 0
+    while size_end < end and size_end - at[0] <= MAX_LENGTH_DIGITS:
+        digit = hex_digit(<char> size_end[0])
+        if digit < 0:
+            break
+        length[0] = length[0] * 16 + digit
+        size_end += 1
+    if not 0 < size_end - at[0] <= MAX_LENGTH_DIGITS or not 0 < length[0] <= MAX_BODY_BYTES:
+        return False
+    if end - size_end != length[0] + 9 or memcmp(size_end, b"\r\n", 2) != 0:
+        return False
+    at[0] = size_end + 2
+    return memcmp(end - 7, b"\r\n0\r\n\r\n", 7) == 0
+
+
+def pack_simple(
+    bytes data not None, uint32_t number, uint8_t flags, bytes client not None, dict places not None, client_of=None
+):
+    """`(flags, method, message, client)` where `data` is exactly one complete request of the usual shape. The size of
+    the whole request in bytes where it is the beginning of a POST of the usual shape, the head is complete, and its
+    body has at most 16 KiB. Else None.
 
     `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
-    control wants, by their names in lower case (http/messages.FIELDS).
+    control wants, by their names in lower case (http/messages.FIELDS). `client_of`: called with the value of an
+    X-Forwarded-For header for the client's address; None if the peer is no trusted proxy, and the header is ignored.
 
     The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (/app/…, / and /healthz),
-    HTTP/1.1, one Host, no header that changes how a message is read except one Content-Length, none that names a proxy.
+    HTTP/1.1 with one Host or HTTP/1.0, and no header that changes how a message is read except one Content-Length, or
+    one chunk instead.
     """
     cdef:
         const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
@@ -251,10 +371,10 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         const uint8_t* name
         const uint8_t* value
         const uint8_t* value_end
-        Py_ssize_t name_size, value_size, target_size
-        Py_ssize_t length = 0
-        int hosts = 0, lengths = 0, headers = 0
-        int i
+        Py_ssize_t name_size, target_size
+        int headers = 0
+        FieldKind kind
+        UsualHead usual
         bytes method, message
         bytes fields = b""
         RequestHead head
@@ -277,7 +397,13 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         return None
     if target_size == 1 or (target_size == 8 and memcmp(target, b"/healthz", 8) == 0):
         return None
-    if end - at < 11 or memcmp(at, b" HTTP/1.1\r\n", 11) != 0:
+    if end - at < 11 or memcmp(at, b" HTTP/1.", 8) != 0 or memcmp(at + 9, b"\r\n", 2) != 0:
+        return None
+    memset(&usual, 0, sizeof(UsualHead))
+    usual.flags = flags
+    if at[8] == b"0":
+        usual.is_1_0 = True
+    elif at[8] != b"1":
         return None
     at += 11
     while True:
@@ -310,59 +436,42 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
         # llhttp keeps spaces at the end of most values.
         if value_end > value and (value_end[-1] == 32 or value_end[-1] == 9):
             return None
-        value_size = value_end - value
-        # By length first: most headers are none of these.
-        if name_size == 4:
-            if is_name(name, name_size, b"host", 4):
-                hosts += 1
-        elif name_size == 14:
-            if is_name(name, name_size, b"content-length", 14):
-                lengths += 1
-                if not 0 < value_size <= MAX_LENGTH_DIGITS:
-                    return None
-                for i in range(value_size):
-                    if not 48 <= value[i] <= 57:
-                        return None
-                    length = length * 10 + (value[i] - 48)
-        elif name_size == 10:
-            if is_name(name, name_size, b"connection", 10):
-                if is_name(value, value_size, b"close", 5):
-                    flags |= FLAG_CLOSES
-                elif not is_name(value, value_size, b"keep-alive", 10):
-                    return None
-        elif name_size == 12:
-            if is_name(name, name_size, b"content-type", 12):
-                if value_size != 16 or memcmp(value, b"application/json", 16) != 0:
-                    fields += packed_field(places, name, name_size, value, value_size)
-        elif (
-            is_name(name, name_size, b"transfer-encoding", 17)
-            or is_name(name, name_size, b"upgrade", 7)
-            or is_name(name, name_size, b"expect", 6)
-            or is_name(name, name_size, b"te", 2)
-            or is_name(name, name_size, b"trailer", 7)
-            or is_name(name, name_size, b"proxy-connection", 16)
-            or is_name(name, name_size, b"x-forwarded-for", 15)
-        ):
+        kind = read_field(&usual, name, name_size, value, value_end - value)
+        if kind == WANTED:
+            fields += packed_field(places, name, name_size, value, value_end - value)
+        elif kind == UNUSUAL:
             return None
-        elif (
-            name_size == 13 and (is_name(name, 13, b"authorization", 13) or is_name(name, 13, b"x-service-key", 13))
-            or name_size == 16
-            and (is_name(name, 16, b"x-service-secret", 16) or is_name(name, 16, b"content-encoding", 16))
-            or name_size == 6 and is_name(name, 6, b"origin", 6)
-            or name_size == 30 and is_name(name, 30, b"access-control-request-headers", 30)
-            or name_size == 11 and is_name(name, 11, b"traceparent", 11)
-        ):
-            fields += packed_field(places, name, name_size, value, value_size)
-    if PyBytes_GET_SIZE(client) > 255 or at - start > MAX_HEAD_BYTES or hosts != 1:
+    if at - start > MAX_HEAD_BYTES or usual.lengths > 1 or usual.length > MAX_BODY_BYTES:
         return None
-    if lengths > 1 or end - at != length or length > MAX_BODY_BYTES:
+    if usual.is_1_0:
+        # Which of two Connection headers counts differs between readers.
+        if usual.hosts > 1 or usual.chunked or usual.expects or usual.connections > 1:
+            return None
+        usual.flags |= FLAG_HTTP_1_0
+        if usual.connections == 0:
+            usual.flags |= FLAG_CLOSES
+    elif usual.hosts != 1:
+        return None
+    if usual.chunked:
+        if usual.lengths or not is_one_chunk(&at, end, &usual.length):
+            return None
+    elif end - at < usual.length:
+        # Whoever expects an answer to the head gets it from the slower code, and so does what comes in large pieces.
+        if usual.expects or usual.length > MAX_KEPT_BODY_BYTES or PyBytes_GET_SIZE(method) != 4:
+            return None
+        return at - start + usual.length
+    elif end - at != usual.length:
+        return None
+    if usual.forwarded.at != NULL and client_of is not None:
+        client = client_of(PyBytes_FromStringAndSize(<const char*> usual.forwarded.at, usual.forwarded.size))
+    if PyBytes_GET_SIZE(client) > 255:
         return None
     head.size = <uint32_t> (
         sizeof(RequestHead) - 4 + PyBytes_GET_SIZE(method) + PyBytes_GET_SIZE(client) + target_size
-        + PyBytes_GET_SIZE(fields) + length
+        + PyBytes_GET_SIZE(fields) + usual.length
     )
     head.number = number
-    head.flags = flags
+    head.flags = usual.flags
     head.refusal = 0
     head.method_size = <uint8_t> PyBytes_GET_SIZE(method)
     head.client_size = <uint8_t> PyBytes_GET_SIZE(client)
@@ -375,8 +484,8 @@ def pack_simple(bytes data not None, uint32_t number, uint8_t flags, bytes clien
     to = put(to, PyBytes_AS_STRING(client), PyBytes_GET_SIZE(client))
     to = put(to, <const char*> target, target_size)
     to = put(to, PyBytes_AS_STRING(fields), PyBytes_GET_SIZE(fields))
-    put(to, <const char*> at, length)
-    return flags, method, message
+    put(to, <const char*> at, usual.length)
+    return usual.flags, method, message, client
 
 
 cdef bytes packed_field(dict places, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t size):
@@ -649,8 +758,6 @@ cdef struct Field:
     # The value has escapes.
     bint escaped
 
-cdef object new_md5 = hashlib.md5(usedforsecurity=False)
-
 
 cdef inline bint is_before(Field* a, Field* b) noexcept nogil:
     """Whether `a` comes before `b` in order of name."""
@@ -827,15 +934,22 @@ cdef bint is_right(Signed* signed, inner, outer) except -1:
     return compare_digest(outer.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.signature.at, 64, NULL))
 
 
+cdef bint is_signed_by(Signed* signed, HmacKey key) except -1:
+    """Whether the text is signed with this key."""
+    cdef uint8_t[32] digest
+    key.sign(signed.text, signed.text_size, digest)
+    return is_hex_of(signed.signature.at, digest, 32)
+
+
 cdef bint is_body_right(Signed* signed, bytes body) except -1:
     """Whether the query has the digest of this body; it may be left out where there is no body."""
+    cdef uint8_t[16] digest
     if signed.digest.at == NULL:
         return PyBytes_GET_SIZE(body) == 0
     if signed.digest.size != 32:
         return False
-    hashed = new_md5.copy()
-    hashed.update(body)
-    return compare_digest(hashed.hexdigest(), PyUnicode_DecodeASCII(<const char*> signed.digest.at, 32, NULL))
+    put_md5(PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), digest)
+    return is_hex_of(signed.digest.at, digest, 16)
 
 
 def signed_params(

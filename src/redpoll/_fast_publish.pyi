@@ -16,7 +16,7 @@ class _Dateline(Protocol):
     def line(self) -> bytes: ...
 
 class FastApp:
-    def __init__(self, limits: Limits, keys: tuple[tuple[bytes, tuple[Any, Any]], ...], slow_until: float) -> None: ...
+    def __init__(self, limits: Limits, keys: tuple[tuple[bytes, bytes], ...], slow_until: float) -> None: ...
 
 class Published:
     @property
@@ -34,20 +34,21 @@ class FastPublish:
         self,
         apps: Mapping[str, App],
         fast_app: Callable[[App], FastApp | None],
-        stand_in: tuple[Any, Any],
+        stand_in: bytes,
         command: bytes,
         shards: Shards,
         *,
         clock: Callable[[], float],
         timer: Callable[[], float],
         limit: Callable[[str], bytes | None] | None,
+        caller: Callable[[str, bytes], bytes | None],
         dateline: _Dateline,
         ready: Callable[[], int],
         publish: Callable[[Commands, Published], None],
         soon: Callable[[Callable[[], None]], object],
         completed: Callable[..., None],
         failed: Callable[..., None],
-        answers: tuple[tuple[int, Form], tuple[int, Form]],
+        answers: tuple[tuple[int, Form], tuple[int, Form], tuple[int, Form]],
         row: Form | None,
         max_skew_s: int,
         api_prefix: bytes,

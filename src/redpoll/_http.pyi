@@ -58,8 +58,13 @@ class IncomingRequest:
     ) -> None: ...
 
 def pack_simple(
-    data: bytes, number: int, flags: int, client: bytes, places: Mapping[bytes, int]
-) -> tuple[int, bytes, bytes] | None: ...
+    data: bytes,
+    number: int,
+    flags: int,
+    client: bytes,
+    places: Mapping[bytes, int],
+    client_of: Callable[[bytes], bytes] | None = None,
+) -> tuple[int, bytes, bytes, bytes] | int | None: ...
 def pack_request(
     number: int,
     flags: int,

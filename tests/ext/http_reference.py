@@ -17,47 +17,79 @@ import httptools
 # -- requests of the usual shape ------------------------------------------------------------------------------
 
 _REQUEST = re.compile(
-    rb"""(GET|POST)\ (/[!$-;=?-\[\]_a-z~]*)\ HTTP/1\.1\r\n
+    rb"""(GET|POST)\ (/[!$-;=?-\[\]_a-z~]*)\ HTTP/1\.([01])\r\n
     ((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\ \t]*(?:[!-~](?:[ -~\t]*[!-~])?)?\r\n){0,100})\r\n""",
     re.VERBOSE,
 )
-# Each changes how a message is read, or who its sender is.
-_UNUSUAL = {b"transfer-encoding", b"upgrade", b"expect", b"te", b"trailer", b"proxy-connection", b"x-forwarded-for"}
-CLOSES = 4
+# Each changes how a message is read.
+_UNUSUAL = {b"upgrade", b"te", b"trailer", b"proxy-connection"}
+_JSON = re.compile(rb"application/json(; ?charset=utf-8)?", re.IGNORECASE)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n(.+)\r\n0\r\n\r\n", re.DOTALL)
+CLOSES, HTTP_1_0 = 4, 8
 
 
 class Usual(NamedTuple):
-    """A whole request of the usual shape. `fields` are those that control reads, names in lower case."""
+    """A whole request of the usual shape. `fields` are those that control reads, names in lower case. `forwarded` is
+    the value of its X-Forwarded-For header."""
 
     flags: int
     method: bytes
     target: bytes
     fields: list[tuple[bytes, bytes]]
     body: bytes
+    forwarded: bytes | None
 
 
-def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | None:
-    """The request, where `data` is exactly one of the usual shape (ext/redpoll/_http.pyx pack_simple). `wanted` are the
-    names of the fields that control reads."""
+def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
+    """The request, where `data` is exactly one of the usual shape; the size of all of it, where it is the beginning of
+    one with a complete head (ext/redpoll/_http.pyx pack_simple). `wanted` are the names of the fields that control
+    reads."""
     match = _REQUEST.match(data)
     if match is None or match.end() > 16384 or match[2].startswith(b"/app/") or match[2] in (b"/", b"/healthz"):
         return None
     body = data[match.end() :]
+    by_name: dict[bytes, list[bytes]] = {}
     fields = []
-    for line in match[3].split(b"\r\n")[:-1]:
+    for line in match[4].split(b"\r\n")[:-1]:
         name, _, value = line.partition(b":")
         fields.append((name.lower(), value.strip(b" \t")))
-    names = [name for name, _ in fields]
-    lengths = [value for name, value in fields if name == b"content-length"]
-    connections = {value.lower() for name, value in fields if name == b"connection"}
-    if names.count(b"host") != 1 or _UNUSUAL & set(names) or connections - {b"close", b"keep-alive"}:
+        by_name.setdefault(name.lower(), []).append(value.strip(b" \t"))
+    lengths, encodings, expectations, forwarded, connections = (
+        [value.lower() for value in by_name.get(name, [])]
+        for name in (b"content-length", b"transfer-encoding", b"expect", b"x-forwarded-for", b"connection")
+    )
+    old = match[3] == b"0"
+    hosts = len(by_name.get(b"host", []))
+    if (
+        _UNUSUAL & by_name.keys()
+        or set(connections) - {b"close", b"keep-alive"}
+        or encodings not in ([], [b"chunked"])
+        or expectations not in ([], [b"100-continue"])
+        or len(forwarded) > 1
+        or (hosts > 1 or encodings or expectations or len(connections) > 1 if old else hosts != 1)
+        or len(lengths) + len(encodings) > 1
+        or any(re.fullmatch(rb"[0-9]{1,7}", value) is None for value in lengths)
+    ):
         return None
-    if len(lengths) > 1 or any(re.fullmatch(rb"[0-9]{1,7}", value) is None for value in lengths):
+    size = int(lengths[0]) if lengths else 0
+    if encodings:
+        chunk = _CHUNK.fullmatch(body)
+        if chunk is None or int(chunk[1], 16) != len(chunk[2]):
+            return None
+        body, size = chunk[2], len(chunk[2])
+    if size > 1024 * 1024 or len(body) > size:
         return None
-    if len(body) != int(lengths[0] if lengths else 0) or len(body) > 1024 * 1024:
-        return None
-    passed = [field for field in fields if field[0] in wanted and field != (b"content-type", b"application/json")]
-    return Usual(CLOSES if b"close" in connections else 0, match[1], match[2], passed, body)
+    if len(body) < size:
+        return match.end() + size if size <= 16384 and not expectations and match[1] == b"POST" else None
+    closes = b"close" in connections or (old and not connections)
+    passed = [
+        (name, value)
+        for name, value in fields
+        if name in wanted and not (name == b"content-type" and _JSON.fullmatch(value))
+    ]
+    flags = CLOSES * closes | HTTP_1_0 * old
+    forwarded_for = by_name[b"x-forwarded-for"][0] if forwarded else None
+    return Usual(flags, match[1], match[2], passed, body, forwarded_for)
 
 
 class LlhttpReading:

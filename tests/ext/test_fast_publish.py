@@ -28,7 +28,7 @@ def test_a_publish_becomes_a_command_and_its_reply_an_answer_and_a_row():
     link, _, count, app, is_batch, events, times, microseconds, rows, first_ms, last_ms = control.completed[0]
     assert (link, count, app, is_batch, events, times, microseconds) == ("link", 1, control.app, False, 1, [(0, 1)], 0)
     (row,) = json.loads(b"[" + rows[:-1] + b"]")
-    assert row == [trace_id.decode(), "1", NOW_S * 10**6, NOW_S * 1000, "e", ["c"], 1, "key", "192.0.2.1"]
+    assert row == [trace_id.decode(), "1", NOW_S * 10**6, NOW_S * 1000, "e", ["c"], 1, "key key", "192.0.2.1"]
     assert trace_id[:12].decode() == f"{NOW_S * 1000:012x}"
     assert (first_ms, last_ms) == (NOW_S * 1000, NOW_S * 1000)
 

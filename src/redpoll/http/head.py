@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "FieldTable", "Head", "HeadFault", "read_head", "size_of_head"]
+__all__ = [
+    "JSON_TYPES",
+    "MAX_HEADERS",
+    "MAX_HEAD_BYTES",
+    "FieldTable",
+    "Head",
+    "HeadFault",
+    "read_head",
+    "size_of_head",
+]
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 100
@@ -25,6 +34,11 @@ _READ_HERE: Final = {
     b"x-forwarded-for": _FORWARDED,
 }
 _MAX_SPELLINGS: Final = 1024
+
+# A Content-Type of JSON, in lower case. JSON is always UTF-8 (RFC 8259 section 8.1), which some libraries say again.
+JSON_TYPES: Final = frozenset(
+    (b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8")
+)
 
 
 class FieldTable:
@@ -85,7 +99,7 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], table: Field
         if kind < 0:
             continue
         if kind < _HOST:
-            if kind != table.content_type or value != b"application/json":
+            if kind != table.content_type or value.lower() not in JSON_TYPES:
                 fields.append((kind, value))
         elif kind == _HOST:
             hosts += 1

@@ -26,6 +26,7 @@ __all__ = [
     "AUTH_NAMES",
     "MAX_QUERY_PARAMS",
     "MAX_SKEW_S",
+    "NO_SECRET",
     "PREFIX",
     "Params",
     "channel_fault",
@@ -51,7 +52,7 @@ MAX_QUERY_PARAMS = 100
 _MAX_LAYOUT_PARAMS = 20
 
 # The secret of an unknown key, so that checking it takes as long. As long as the secrets that redpoll makes.
-_NO_SECRET = "0" * 64
+NO_SECRET = "0" * 64
 # How much of a caller's input a refusal repeats.
 _MAX_QUOTED_CHARS = 4096
 _MAX_KEY_CHARS = 64
@@ -82,7 +83,7 @@ def hashes_of(app: App | None, key: str) -> "tuple[_Hash, _Hash, bool]":
     """HMAC's two hashes of the secret of an app's key, to be copied, and True; those of no secret and False where there
     is no such app or it has no such enabled key."""
     secret = app.secret_of(key) if app is not None else None
-    inner, outer = _keyed_hashes(_NO_SECRET if secret is None else secret)
+    inner, outer = _keyed_hashes(NO_SECRET if secret is None else secret)
     return inner, outer, secret is not None
 
 
@@ -121,7 +122,7 @@ def channel_fault(app: App, socket_id: str, channel: str, auth: str, channel_dat
         key, _, signature = auth.partition(":")
         secret = own.secret if own is not None and own.key == key else None
         text = _channel_text(socket_id, channel, channel_data)
-        right = _verify(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
+        right = _verify(secret or NO_SECRET, text, signature.encode("utf-8", "replace"))
         is_granted = right and secret is not None and channel_data is None
         return None if is_granted else "this channel is reserved for the dashboard"
     return _auth_fault(app, _channel_text(socket_id, channel, channel_data), auth, "subscription")
@@ -137,7 +138,7 @@ def _auth_fault(app: App, text: str, auth: str, what: str) -> str | None:
     """A text that names the key used, the app's keys and the string to sign; None if the signature is right."""
     key, _, signature = auth.partition(":")
     secret = app.secret_of(key)
-    right = _verify(secret or _NO_SECRET, text, signature.encode("utf-8", "replace"))
+    right = _verify(secret or NO_SECRET, text, signature.encode("utf-8", "replace"))
     if right and secret is not None:
         return None
     key = key[:_MAX_KEY_CHARS]
@@ -225,7 +226,7 @@ def check_query(
     if key is None or stamp is None or signature is None or given.get("auth_version") != "1.0":
         raise ApiError("unauthorized", _missing(given))
     secret = app.secret_of(key) if app is not None else None
-    secret_or_stand_in = secret or _NO_SECRET
+    secret_or_stand_in = secret or NO_SECRET
     claimed = signature.encode("utf-8", "replace")
     text = _request_text(method, path, params)
     right = _verify(secret_or_stand_in, text, claimed) or any(
@@ -246,7 +247,7 @@ def check_query(
 def check_pair(app: App | None, key: str, secret: str) -> None:
     """Verify the headers `X-Service-Key` and `X-Service-Secret`. Raises ApiError, always 401."""
     expected = app.secret_of(key) if app is not None else None
-    right = hmac.compare_digest((expected or _NO_SECRET).encode(), secret.encode("utf-8", "replace"))
+    right = hmac.compare_digest((expected or NO_SECRET).encode(), secret.encode("utf-8", "replace"))
     if expected is None or not right:
         raise ApiError(
             "unauthorized",

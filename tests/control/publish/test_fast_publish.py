@@ -31,7 +31,9 @@ from redpoll.control.publish.fast_publish import FastPath
 from redpoll.control.publish.publisher import Publisher
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import CLOSES, HTTP_1_0, SECURE, pack_fields
+from redpoll.protocol import auth
 from redpoll.protocol.apps import App, HistoryRule, Key
+from redpoll.protocol.tokens import Token
 
 NOW_S = 1_700_000_000
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
@@ -53,6 +55,15 @@ APPS = {
     "5": App(id="5", name="disabled", keys=KEYS, enabled=False),
     "6": App(id="6", name="watched", keys=KEYS, console_until=NOW_S + 5.0),
     "7": App(id="7", name="debugged", keys=KEYS, debug_until=NOW_S + 5.0),
+}
+TOKENS = {
+    auth.token_hash(token): Token(id=token, hash=auth.token_hash(token), prefix="", created_at=0.0, **of_token)
+    for token, of_token in {
+        "one": {"app_id": "1", "name": "backend", "scopes": ("publish",)},
+        "every": {"app_id": None, "name": "ops \u00e9", "scopes": ("all",)},
+        "reads": {"app_id": "1", "name": "reads", "scopes": ("read",)},
+        "revoked": {"app_id": "1", "name": "revoked", "scopes": ("publish",), "revoked_at": 1.0},
+    }.items()
 }
 HEAD = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
 
@@ -142,12 +153,13 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0, is_current=True, *
             Route("POST", "/apps/{app_id}/batch_events", "batch", api.trigger_batch, scope="publish", limited=True),
         ]
     )
-    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens={}, is_current=lambda: is_current)
+    records = types.SimpleNamespace(apps=dict(APPS), by_key={}, tokens=TOKENS, is_current=lambda: is_current)
+    records.token_used = lambda token, now_s: used.add(token.id)
     rate = RateLimit(per_minute, wall_clock=lambda: NOW_S, clock=lambda: 0.0) if per_minute else None
     front = Front(routes, records, rate=rate, tracer=tracer, clock=lambda: NOW_S)
     api.conclude = front.conclude
     path = FastPath(front, routes, records, publisher, keys, rate, tracer)
-    taken = []
+    taken, used = [], set()
 
     def take(*given):
         requests, used, count = path.take(*given)
@@ -199,7 +211,7 @@ def control(*, fast, per_minute=0, outcomes=(), spans_left=0, is_current=True, *
         counts = publisher.by_app, publisher.events_published, publisher.unconfirmed, tracer.sampled_out
         by_app = {app: sum(times) for app, times in front.times_by_app.items()}
         assert worker.unanswered == 0
-        return found, sorted(commands_of(link.sent)), sorted(rows), events, counts, by_app
+        return found, sorted(commands_of(link.sent)), sorted(rows), events, counts, by_app, used
 
     return receive, taken
 
@@ -215,17 +227,18 @@ def commands_of(sent):
 
 def message(
     number, target="/apps/1/events", body=b"", *, key=KEY, secret=SECRET, extra="", flags=0, digest=None, change=None,
-    fields=b"", method="POST", stamp=NOW_S, client=b"192.0.2.1", refusal=0,
+    fields=b"", method="POST", stamp=NOW_S, client=b"192.0.2.1", refusal=0, signed=None, unsigned=False,
 ):  # fmt: skip
+    """`signed`: the path that is signed, if it isn't the target's. `unsigned`: without a query."""
     digest = hashlib.md5(body).hexdigest() if digest is None else digest
     query = f"auth_key={key}&auth_timestamp={stamp}&auth_version=1.0&body_md5={digest}{extra}"
-    text = f"{method}\n{target}\n{query}".encode()
+    text = f"{method}\n{signed or target}\n{query}".encode()
     query += "&auth_signature=" + hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
     if change is not None:
         query = query[:change] + chr(ord(query[change]) ^ 1) + query[change + 1 :]
-    return pack_request(
-        number, flags, method.encode(), client, f"{target}?{query}".encode(), fields, body, refusal=refusal
-    )
+    if not unsigned:
+        target = f"{target}?{query}"
+    return pack_request(number, flags, method.encode(), client, target.encode(), fields, body, refusal=refusal)
 
 
 BODY = b'{"name":"e","channels":["c"],"data":"{}"}'
@@ -302,6 +315,27 @@ bodies = st.one_of(
          b'{"batch":[],"batch":[]}', b'{"batch":[]}', b'{"batch":[{}]}', b'{"name":"e","channels":["c"],"data":"{}",}']
     ),
 )  # fmt: skip
+CREDENTIALS = [
+    pack_fields(fields)
+    for fields in (
+        [(1, KEY.encode()), (2, SECRET.encode())],
+        [(2, SECRET.encode()), (1, KEY.encode())],
+        [(1, KEY.encode()), (2, b"wrong")],
+        [(1, b"disabled"), (2, SECRET.encode())],
+        [(1, KEY.encode())],
+        [(1, b"\xff"), (2, b"\xff")],
+        [(1, KEY.encode()), (2, SECRET.encode()), (4, b"gzip")],
+        [(1, KEY.encode()), (2, SECRET.encode()), (0, b"Bearer reads")],
+        [(0, b"Bearer one")],
+        [(0, b"bearer  one ")],
+        [(0, b"Basic one")],
+        [(0, b"Bearer every")],
+        [(0, b"Bearer reads")],
+        [(0, b"Bearer revoked")],
+        [(0, b"Bearer \xff")],
+        [(0, b"Bearer one"), (5, b"https://a.example")],
+    )
+]
 requests = st.builds(
     lambda target, body, options, flags: (target, body, {**options, "flags": flags}),
     st.sampled_from(
@@ -316,9 +350,11 @@ requests = st.builds(
            {"digest": "0" * 32}, {"digest": "short"}, {"extra": "&x=1"}, {"extra": "&name=q"}, {"extra": "&auth_key=b"},
            {"extra": "&a[]=1"}, {"change": 5}, {"change": -1}, {"stamp": NOW_S - 601}, {"stamp": NOW_S + 600},
            {"stamp": "x"}, {"method": "GET"}, {"method": "PUT"}, {"client": b"2001:db8::1"}, {"client": b'a"b'},
-           {"fields": pack_fields([(3, b"text/plain")])}, {"fields": pack_fields([(1, b"k")])}, {"refusal": 413}]
+           {"fields": pack_fields([(3, b"text/plain")])}, {"fields": pack_fields([(1, b"k")])}, {"refusal": 413},
+           {"signed": "/apps/1/events"}, {"signed": "/api/v1/apps/1/events"}, {"unsigned": True}]
+        + [{"fields": fields, "unsigned": unsigned} for unsigned in (True, True, False) for fields in CREDENTIALS]
     ),
-    st.sampled_from([0] * 4 + [SECURE, CLOSES, CLOSES | SECURE, HTTP_1_0]),
+    st.sampled_from([0] * 4 + [SECURE, CLOSES, CLOSES | SECURE, HTTP_1_0, HTTP_1_0 | CLOSES]),
 )  # fmt: skip
 
 
@@ -354,6 +390,11 @@ USUAL = [
     ("/apps/2/events", BODY, {"key": "second", "secret": "s" * 80}),
     ("/apps/1/events", '{"name":"e","channels":["a","b"], "data":"{\\"k\\":\\"é\\"}","socket_id":"1.2"}'.encode(), {}),
     ("/apps/3/events", b'{"name":"e","channels":["c","new","stored","news-1"],"data":"{}"}', {}),
+    ("/apps/1/events", BODY, {"flags": HTTP_1_0}),
+    ("/apps/1/events", BODY, {"flags": HTTP_1_0 | CLOSES}),
+    ("/api/v1/apps/1/events", BODY, {"signed": "/apps/1/events"}),
+    ("/apps/1/events", BODY, {"unsigned": True, "fields": CREDENTIALS[0]}),
+    ("/apps/1/events", BODY, {"unsigned": True, "fields": pack_fields([(0, b"Bearer one")])}),
     (
         "/apps/1/batch_events",
         b'{"batch":[{"name":"e","channel":"c","data":"1"},{"name":"f","channel":"c","data":""}]}',

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from library_requests import BODY, LIBRARY_REQUESTS
 from messages import unpack_request
 from redpoll._http import pack_simple
-from redpoll.config.proxies import NO_PROXIES
+from redpoll.config.proxies import NO_PROXIES, TrustedProxies
 from redpoll.http import reader
+from redpoll.http.connection import State
 from redpoll.http.errors import error_response
 from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields
 from redpoll.worker.ingress import http_requests
@@ -22,6 +24,9 @@ from redpoll.worker.ingress.strangers import Strangers
 
 # What differs between two answers to the same request.
 VARYING = re.compile(rb'"trace_id":"[0-9a-f]{32}"|Date: [^\r]+\r\n')
+
+
+PROXIES = TrustedProxies(["192.0.2.0/24", "10.0.0.0/8"])
 
 
 class Connection:
@@ -106,6 +111,9 @@ class Shared:
     def later(self, call):
         call()
 
+    def limit_reached(self, limit):
+        pass
+
     @property
     def max_strange_requests(self):
         return self.max_requests
@@ -130,7 +138,10 @@ class Shared:
         connection.is_http = False
 
     def client_of(self, http, request):
-        return request.forwarded[-1] if request.forwarded else http.peer
+        return PROXIES.client_of(http.peer, request.forwarded)
+
+    def forwarding(self, peer):
+        return lambda value: PROXIES.client_of(peer, [value.decode("latin-1")]).encode()
 
 
 def conversation(pieces, answer_late):
@@ -170,6 +181,10 @@ LINES = [
     b"Upgrade: websocket",
     b"Expect: 100-continue",
     b"X-Forwarded-For: 198.51.100.7",
+    b"x-forwarded-for: 203.0.113.9, 198.51.100.8:80,10.1.2.3",
+    b"X-Forwarded-For: unknown",
+    b"Content-Type: application/json; charset=UTF-8",
+    b"Connection: Keep-Alive",
     b"Content-Type: application/json",
     b"Content-Type: text/plain",
     b"content-type: Application/JSON",
@@ -223,15 +238,87 @@ def test_both_ways_of_reading_answer_the_same(requests, data, answer_late):
         assert conversation(pieces, answer_late) == compiled
 
 
-def test_a_usual_request_is_read_in_c_in_whole_and_by_llhttp_in_parts(monkeypatch):
+def test_a_usual_request_is_read_in_c_also_if_its_body_comes_later(monkeypatch):
     seen = []
     monkeypatch.setattr(http_requests, "pack_simple", lambda *given: seen.append(given) or pack_simple(*given))
     made = []
     monkeypatch.setattr(reader.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner))
     requests, *_ = conversation([GOOD, GOOD], False)
     assert (len(seen), len(made), requests[0]) == (2, 0, requests[1])
+    pieces = [GOOD[:-4], GOOD[-4:-2], GOOD[-2:], GOOD]
+    assert conversation(pieces, False)[0] == requests
+    assert not made
+    # A head in pieces isn't kept.
     in_parts, *_ = conversation([GOOD[:20], GOOD[20:]], False)
     assert (len(made), in_parts) == (1, requests[:1])
+
+
+@pytest.mark.parametrize("packets", LIBRARY_REQUESTS.values(), ids=LIBRARY_REQUESTS)
+def test_requests_of_libraries_and_proxies_are_read_in_c(monkeypatch, packets):
+    made = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reader.httptools, "HttpRequestParser", lambda owner: made.append(owner) or PARSER(owner))
+        compiled = conversation(packets * 2, False)
+    assert not made
+    monkeypatch.setattr(http_requests, "pack_simple", lambda *given: None)
+    assert conversation(packets * 2, False) == compiled
+    flags, _, client, _, _, body, _, _ = compiled[0][0]
+    assert (body, not flags & HEAD_ONLY) == (BODY, True)
+    assert client == (b"198.51.100.7" if b"orwarded-" in b"".join(packets).replace(b"x-f", b"X-F") else b"192.0.2.1")
+
+
+SMUGGLED = [
+    b"Content-Length: 4\r\nContent-Length: 4",
+    b"Content-Length: 4\r\nContent-Length: 5",
+    b"Content-Length: 4, 4",
+    b"Content-Length: 4\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 4",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: gzip, chunked",
+    b"Transfer-Encoding: xchunked",
+    b"Transfer-Encoding : chunked",
+    b"Content-Length: 4\r\nX-A: b\r\n folded",
+    b"Content-Length: 4\nX-A: b",
+    b"Content-Length: 4\rX-A: b",
+    b"Content-Length: 4\r\nX-Forwarded-For: 1.2.3.4\r\nX-Forwarded-For: 1.2.3.5",
+    b"Content-Length: 4\r\nExpect: a-miracle",
+]
+BODIES = [b"abcd", b"4\r\nabcd\r\n0\r\n\r\n", b"4;a=b\r\nabcd\r\n0\r\n\r\n", b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("lines", SMUGGLED)
+def test_what_two_readers_could_understand_differently_is_not_read_in_c(lines, version):
+    for body in [*BODIES, b""]:
+        data = b"POST /apps/1/events?a=b HTTP/%b\r\nHost: h\r\n%b\r\n\r\n%b" % (version, lines, body)
+        assert pack_simple(data, 1, 0, b"192.0.2.1", http_requests._KINDS) is None
+
+
+def test_a_kept_request_that_is_not_whole_in_time_is_refused_by_control():
+    for packed in (pack_simple, lambda *given: None):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(http_requests, "pack_simple", packed)
+            shared, connection = Shared(), Connection()
+            http = PublicConnection(shared, connection, "192.0.2.1", 0)
+            http.received(GOOD[:-1])
+            assert (http.state, shared.reading_bytes) == (State.BODY, 3)
+            http.late()
+            ((flags, *_, body, announced, refusal),) = shared.link.requests
+            assert (flags, body, announced, refusal) == (HEAD_ONLY | CLOSES, b"", None, 408)
+            assert shared.reading_bytes == 0
+
+
+def test_the_body_of_a_kept_request_counts_until_its_client_is_gone():
+    shared = Shared()
+    shared.max_reading_bytes = 5
+    first, second = (PublicConnection(shared, Connection(), "192.0.2.1", 0) for _ in range(2))
+    first.received(GOOD[:-1])
+    assert (first.state, shared.reading_bytes) == (State.BODY, 3)
+    # There is no room for this one: its body is refused.
+    second.received(GOOD[:-1])
+    assert (second.state, shared.reading_bytes) == (State.ENDED, 3)
+    first.gone()
+    assert shared.reading_bytes == 0
 
 
 PARSER = httptools.HttpRequestParser

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from redpoll._fast_publish import FastApp, FastPublish
@@ -20,8 +20,10 @@ from redpoll.control.http.response import dateline
 from redpoll.control.http.router import API_PREFIX, Route, Routes
 from redpoll.control.http.worker_requests import ReceivedRequest
 from redpoll.control.publish.forms import answer_form, row_form
-from redpoll.http.messages import FIELDS
+from redpoll.http.messages import FIELDS, unpack_fields
 from redpoll.protocol import auth
+from redpoll.protocol.credentials import Grant, granted, has_pair, has_token
+from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import limits_of
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["FastPath"]
 
 _ALL_SLOW: Final = -1
+# A request with any other header field that control reads takes the other way.
+_CREDENTIALS: Final = frozenset(("Authorization", "X-Service-Key", "X-Service-Secret"))
 
 
 class FastPath:
@@ -61,23 +65,23 @@ class FastPath:
         self._tracer = tracer
         self._events = self._route("/apps/0/events")
         self._batches = self._route("/apps/0/batch_events")
-        inner, outer, _ = auth.hashes_of(None, "")
         fast = FastPublish(
             records.apps,
             _fast_app,
-            (inner, outer),
+            auth.NO_SECRET.encode(),
             keys.publish,
             keys.shards,
             clock=front.now_s,
             timer=time.perf_counter,
             limit=None if rate is None else rate.take_room,
+            caller=self._caller,
             dateline=dateline,
             ready=self._ready,
             publish=publisher.send,
             soon=asyncio.get_running_loop().call_soon,
             completed=self._completed,
             failed=self._failed,
-            answers=(answer_form(closes=False), answer_form(closes=True)),
+            answers=(answer_form(closes=False), answer_form(closes=True), answer_form(closes=False, http_1_0=True)),
             row=None if tracer is None else row_form(),
             max_skew_s=auth.MAX_SKEW_S,
             api_prefix=API_PREFIX.encode(),
@@ -95,6 +99,26 @@ class FastPath:
         if not self._publisher.takes or not self._records.is_current():
             return _ALL_SLOW
         return 0 if self._tracer is None else self._tracer.spans_left
+
+    def _caller(self, app_id: str, fields: bytes) -> bytes | None:
+        """What the event log calls the caller of a publish with these header fields; None: the other way decides."""
+        headers = unpack_fields(fields)
+        grant = self._grant(headers, app_id)
+        if grant is None:
+            return None
+        if grant.token is None:
+            return f"key {headers['X-Service-Key']}".encode()
+        self._records.token_used(grant.token, self._front.now_s())
+        return f"token {grant.token.name}".encode()
+
+    def _grant(self, headers: Mapping[str, str], app_id: str) -> Grant | None:
+        """What a token or a pair of key and secret in `headers` opens; None: nothing, or there are other fields."""
+        if not headers.keys() <= _CREDENTIALS or not (has_token(headers) or has_pair(headers)):
+            return None
+        try:
+            return granted(self._records, headers, ("", "", "", b""), self._events.scope, app_id, self._front.now_s())
+        except (ApiError, UnicodeError):
+            return None
 
     def _completed(
         self,
@@ -137,6 +161,8 @@ class FastPath:
         request.link = link
         request.route = by_method[request.method]
         request.app, request.caller_known = app, True
+        grant = self._grant(request.headers, app.id)
+        request.token = None if grant is None else grant.token
         request.found_trace_id = trace_id
         request.more_headers = lines
         request.began = began
@@ -149,7 +175,6 @@ def _fast_app(app: App) -> FastApp | None:
         return None
     keys = []
     for key in app.keys:
-        inner, outer, enabled = auth.hashes_of(app, key.key)
-        if enabled:
-            keys.append((key.key.encode(), (inner, outer)))
+        if key.enabled:
+            keys.append((key.key.encode(), key.secret.encode()))
     return FastApp(limits_of(app), tuple(keys), max(app.console_until, app.debug_until))

@@ -8,6 +8,7 @@ Half of each limit is for callers who have authenticated (strangers.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from redpoll._http import pack_simple
@@ -36,7 +37,8 @@ _KINDS: Final = TABLE.kinds
 _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
 # Control decides about the body of any other request: it answers those that have none at once.
 _WITH_BODY: Final = (b"POST", b"PUT", b"PATCH", b"DELETE")
-_IDLE, _ANSWER = State.IDLE, State.ANSWER
+_BODY, _ANSWER = State.BODY, State.ANSWER
+_IDLE = State.IDLE
 # Per worker: requests that wait for control's answer.
 MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
@@ -46,8 +48,8 @@ _SPARED_S: Final = 10.0
 class PublicConnection(HttpConnection[Connection]):
     """A connection of the public port. It is a stranger's (strangers.py) while it isn't `authenticated`.
 
-    A whole request of the usual shape becomes its message in one step, in C; http/connection.py reads all others. A
-    request for a WebSocket goes back to the engine.
+    A whole request of the usual shape becomes its message in one step, in C, also if its body comes after its head;
+    http/connection.py reads all others. A request for a WebSocket goes back to the engine.
     """
 
     websockets = True
@@ -59,10 +61,15 @@ class PublicConnection(HttpConnection[Connection]):
     _sent_flags = 0
     _sent_method = b""
 
+    # The beginning of a request of the usual shape, and the size of all of it.
+    _kept = b""
+    _kept_size = 0
+
     def __init__(self, http: HttpRequests, connection: Connection, peer: str, secure: int) -> None:
         super().__init__(http, connection, peer, secure)
         self._secure = secure
         self._client = peer.encode("ascii", "replace")
+        self._client_of = http.forwarding(peer)
         self._idle = http.strangers.idle
         http.strangers.callers[connection] = None
 
@@ -71,19 +78,72 @@ class PublicConnection(HttpConnection[Connection]):
     def _begin_whole(self, data: bytes) -> bool:
         http = self._server
         link = http.link
-        if link.ready and (
-            len(link.awaited) < http.max_requests
-            if self.authenticated
-            else len(link.awaited) < http.max_strange_requests and http.strangers.reserve(self.stream, self.peer)
+        if not link.ready or len(link.awaited) >= (
+            http.max_requests if self.authenticated else http.max_strange_requests
         ):
-            simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS)
-            if simple is not None:
-                # One whole request of the usual shape: nearly all of them come so.
-                self._sent_flags, self._sent_method, message = simple
-                self.state = _ANSWER
-                self._number = link.send_packed(self, message)
-                return True
-        return False
+            return False
+        simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS, self._client_of)
+        if simple is None:
+            return False
+        if isinstance(simple, int):
+            return self._keep(data, simple)
+        flags, method, message, client = simple
+        if not self.authenticated and not http.strangers.reserve(
+            self.stream, self.peer if client is self._client else client.decode()
+        ):
+            return False
+        # One whole request of the usual shape: nearly all of them come so.
+        self._sent_flags, self._sent_method = flags, method
+        self.state = _ANSWER
+        self._number = link.send_packed(self, message)
+        return True
+
+    def _keep(self, data: bytes, size: int) -> bool:
+        """Wait for the rest of a request of `size` bytes, as libraries in Python and Java send it. False: the reader
+        decides whether there is room."""
+        http = self._server
+        body_bytes = len(data) - data.index(b"\r\n\r\n") - 4
+        limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
+        if http.reading_bytes + body_bytes > limit or not (
+            self.authenticated or http.strangers.reserve(self.stream, self.peer)
+        ):
+            return False
+        self._kept, self._kept_size = data, size
+        self._counted_bytes = body_bytes
+        http.reading_bytes += body_bytes
+        self.state = _BODY
+        http.wait(self.stream, http.body_timeout_s)
+        return True
+
+    def _read(self, data: bytes) -> None:
+        kept = self._kept
+        if kept:
+            data = kept + data
+            more = len(data) - len(kept)
+            http = self._server
+            if len(data) < self._kept_size and http.reading_bytes + more <= http.max_strange_reading_bytes:
+                self._kept = data
+                self._counted_bytes += more
+                http.reading_bytes += more
+                return
+            self._kept = b""
+            if len(data) == self._kept_size:
+                self._uncount_body()
+                if self._begin_whole(data):
+                    return
+        super()._read(data)
+
+    def late(self) -> None:
+        if self._kept:
+            # What is left to do is the reader's: it has the head for control.
+            kept, self._kept = self._kept, b""
+            self._uncount_body()
+            self._reader.read(kept)
+        super().late()
+
+    def _forget(self) -> None:
+        self._kept = b""
+        super()._forget()
 
     def _send(self, request: ParsedRequest) -> None:
         """Send a request to control, or answer it here if it doesn't need control or can't reach it."""
@@ -206,6 +266,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self._max_connections = max_connections
         self._credentials = credentials
         self._trusted = TrustedProxies(settings.trusted_proxies)
+        # Bounded: clients choose what is in a header.
+        self._forwarded = lru_cache(maxsize=4096)(self._client_behind)
         self._janitor = janitor
 
     @property
@@ -332,3 +394,10 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
     def client_of(self, http: PublicConnection, request: ParsedRequest) -> str:
         """The client's address: from X-Forwarded-For if a trusted proxy sent it, else the peer's."""
         return self._trusted.client_of(http.peer, request.forwarded) if self._trusted else http.peer
+
+    def forwarding(self, peer: str) -> Callable[[bytes], bytes] | None:
+        """What makes the client's address of an X-Forwarded-For header from this peer; None: it isn't trusted."""
+        return partial(self._forwarded, peer) if self._trusted.trusts(peer) else None
+
+    def _client_behind(self, peer: str, forwarded_for: bytes) -> bytes:
+        return self._trusted.client_of(peer, [forwarded_for.decode("latin-1")]).encode("ascii", "replace")
