@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from redpoll_client.errors import Unavailable, Unconfirmed, Unreachable, excerpt, refusal
 from redpoll_client.settings import Endpoint
@@ -57,8 +56,7 @@ def target(endpoint: Endpoint, call: Call) -> str:
     """The path and signed query to request. The time is part of it, so each attempt is signed again."""
     path = endpoint.prefix + call.path
     query = sign_request(endpoint.key, endpoint.secret, call.method, path, call.params, call.body, int(time.time()))
-    # Only the caller's own parameters can have characters that need escapes.
-    return f"{path}?{urlencode(query, quote_via=quote)}"
+    return f"{path}?{query}"
 
 
 class NotSent(Exception):

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -27,11 +27,15 @@ def test_vectors():
     assert shared["shared_secret"] == "g3Au6SZ+UCU+IMfFsFva0rq+Gi4tzSHR6WCcWZbS9sY="
     body = b'{"name":"foo","channels":["project-3"],"data":"{\\"some\\":\\"data\\"}"}'
     query = sign_request(KEY, SECRET, "POST", "/apps/3/events", {}, body, 1353088179)
-    assert query["auth_signature"] == "da454824c97ba181a32ccc17a72625ba02771f50b50e1e7430e47a1f3f457e6c"
+    assert (
+        dict(parse_qsl(query))["auth_signature"] == "da454824c97ba181a32ccc17a72625ba02771f50b50e1e7430e47a1f3f457e6c"
+    )
     params = {"filter_by_prefix": "presence-", "info": "user_count"}
     query = sign_request(KEY, SECRET, "GET", "/apps/3/channels", params, b"", 1353088179)
-    assert query["auth_signature"] == "16819168891cb5dfd72b5c7a5d3d602605b26c6ba1930033b5e2eeeb65010291"
-    assert "body_md5" not in urlencode(query)
+    assert (
+        dict(parse_qsl(query))["auth_signature"] == "16819168891cb5dfd72b5c7a5d3d602605b26c6ba1930033b5e2eeeb65010291"
+    )
+    assert "body_md5" not in query
 
 
 def test_what_a_server_would_refuse_is_not_signed():
