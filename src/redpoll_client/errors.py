@@ -8,7 +8,7 @@
     │  ├─ BadRequest (400, 405, 409, 415), Unauthorized (401), Forbidden (403), NotFound (404),
     │  └─ TooLarge (413), RateLimited (429)
     ├─ InvalidWebhook      a webhook whose signature or body is wrong
-    ├─ SubscriptionRefused, ConnectionRefused, SignInRefused, Overflow: raised by `Subscriber`
+    ├─ SubscriptionRefused, ConnectionRefused, SignInRefused, ProtocolError, Overflow: raised by `Subscriber`
     └─ DecryptionFailed    an event of an encrypted channel that its key doesn't open
 
 A name or size that the server would refuse by its rules is a `ValueError`, raised before anything is sent.
@@ -28,6 +28,7 @@ __all__ = [
     "InvalidWebhook",
     "NotFound",
     "Overflow",
+    "ProtocolError",
     "RateLimited",
     "RedpollError",
     "Refused",
@@ -152,6 +153,10 @@ class ConnectionRefused(RedpollError):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}" if text else str(code))
         self.code = code
+
+
+class ProtocolError(RedpollError):
+    """What answers isn't a Pusher server, or sent something that none sends."""
 
 
 class SubscriptionRefused(RedpollError):
