@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from redpoll_client.errors import InvalidWebhook
 from redpoll_client.signatures import hex_hmac
 
-__all__ = ["MAX_WEBHOOK_BYTES", "Delivery", "WebhookEvent", "verify_webhook"]
+__all__ = ["MAX_WEBHOOK_BYTES", "Delivery", "SeenDeliveries", "WebhookEvent", "verify_webhook"]
 
 # The server's own limit of a body.
 MAX_WEBHOOK_BYTES = 1024 * 1024
@@ -102,6 +103,26 @@ def verify_webhook(
         raise InvalidWebhook(f"the webhook's events happened more than {max_age_s:g} s ago", 401)
     attempt = lower.get("x-service-attempt", "")
     return Delivery(lower.get("x-service-delivery", ""), int(attempt) if attempt.isdecimal() else 1, tuple(events))
+
+
+class SeenDeliveries:
+    """The ids of the last 10,000 deliveries that this process has handled, to ignore repeats. Other processes have
+    their own: a handler whose effect must not happen twice also compares `seq`, or stores the id with its effect."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._size = size
+
+    def has(self, delivery_id: str) -> bool:
+        """Whether this delivery was handled. False for servers that send no ids."""
+        return delivery_id in self._ids
+
+    def add(self, delivery_id: str) -> None:
+        """Remembers a delivery, once it was handled without an exception."""
+        if delivery_id:
+            self._ids[delivery_id] = None
+            if len(self._ids) > self._size:
+                self._ids.popitem(last=False)
 
 
 def _check_signature(body: bytes, headers: Mapping[str, str], key: str, secret: str, secrets: Sequence[str]) -> None:

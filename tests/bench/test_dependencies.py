@@ -37,6 +37,7 @@ COMES_WITH = {
     "yarl": "aiohttp",
     "multidict": "aiohttp",
     "markupsafe": "jinja2",
+    "starlette": "fastapi",
     "gevent": "locust",
     "opentelemetry": "opentelemetry-sdk",
 }

@@ -56,9 +56,12 @@ async def scripted(*connections):
                 )
         return socket
 
+    async def page(request):
+        return web.Response(text="a page")
+
     app = web.Application()
     app.router.add_get("/app/key", serve)
-    app.router.add_get("/other/app/key", lambda request: web.Response(text="a page"))
+    app.router.add_get("/other/app/key", page)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
