@@ -239,7 +239,7 @@ def client_modules() -> dict[str, Path]:
     found = {}
     for path in sorted(CLIENT.rglob("*.py")):
         parts = path.relative_to(CLIENT).with_suffix("").parts
-        if not {"examples", "migrations", "build"} & set(parts):
+        if parts != ("__init__",) and not {"examples", "migrations", "build"} & set(parts):
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
 

@@ -63,9 +63,12 @@ class AsyncPublisher(PublisherBase):
         *,
         info: Iterable[str] = (),
         correlation_id: str | None = None,
+        already_encoded: bool = False,
     ) -> Answer:
         """Publishes one event. See `Publisher.trigger`."""
-        return await self._send(self._trigger(channels, event_name, data, socket_id, info, correlation_id))
+        return await self.send(
+            self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded)
+        )
 
     async def trigger_batch(
         self,
@@ -80,7 +83,7 @@ class AsyncPublisher(PublisherBase):
         infos: list[Any] = []
         for size, call in self._batch_parts(batch, already_encoded, correlation_id):
             try:
-                answer = await self._send(call)
+                answer = await self.send(call)
             except RedpollError as error:
                 error.published = published
                 raise
@@ -114,19 +117,19 @@ class AsyncPublisher(PublisherBase):
 
     async def channels_info(self, prefix_filter: str | None = None, attributes: Iterable[str] = ()) -> Answer:
         """The occupied channels. See `Publisher.channels_info`."""
-        return await self._send(self._channels_info(prefix_filter, attributes))
+        return await self.send(self._channels_info(prefix_filter, attributes))
 
     async def channel_info(self, channel: str, attributes: Iterable[str] = ()) -> Answer:
         """One channel. See `Publisher.channel_info`."""
-        return await self._send(self._channel_info(channel, attributes))
+        return await self.send(self._channel_info(channel, attributes))
 
     async def users_info(self, channel: str) -> Answer:
         """The members of a presence channel: `{"users": [{"id": "1"}]}`."""
-        return await self._send(self._users_info(channel))
+        return await self.send(self._users_info(channel))
 
     async def terminate_user_connections(self, user_id: str) -> Answer:
         """Closes all connections that are signed in as this user."""
-        return await self._send(self._terminate(user_id))
+        return await self.send(self._terminate(user_id))
 
     async def history(
         self,
@@ -139,15 +142,15 @@ class AsyncPublisher(PublisherBase):
         until: str | int | None = None,
     ) -> History:
         """A page of the messages that a channel stores (redpoll only). See `Publisher.history`."""
-        return history_of(await self._send(self._history(channel, limit, direction, cursor, since, until)))
+        return history_of(await self.send(self._history(channel, limit, direction, cursor, since, until)))
 
     async def trace(self, trace_id: str) -> Answer:
         """What happened to one request (redpoll only). See `Publisher.trace`."""
-        return await self._send(self._trace(trace_id))
+        return await self.send(self._trace(trace_id))
 
     async def usage(self, days: int = 30) -> Answer:
         """Messages and peaks by UTC day, of 1 to 400 days (redpoll only)."""
-        return await self._send(self._usage(days))
+        return await self.send(self._usage(days))
 
     # -- sending
 
@@ -175,7 +178,8 @@ class AsyncPublisher(PublisherBase):
             raise RuntimeError("this AsyncPublisher belongs to another event loop; make one for each loop")
         return self._session
 
-    async def _send(self, call: Call) -> Answer:
+    async def send(self, call: Call) -> Answer:
+        """Sends a request of `prepare`. Raises as `trigger`."""
         tries = self._tries(call)
         session = self._open_session()
         while True:

@@ -119,15 +119,17 @@ class Publisher(PublisherBase):
         *,
         info: Iterable[str] = (),
         correlation_id: str | None = None,
+        already_encoded: bool = False,
     ) -> Answer:
         """Publishes one event to one channel, or up to 100.
 
         `data` is sent as JSON; a string is sent as it is. The connection `socket_id` doesn't get the event. `info` asks
         for counts, `user_count` and `subscription_count`, in the answer's `channels`. `correlation_id` (1 to 128
-        printable ASCII characters) is chosen at random unless given: give one to repeat the same publish later. Raises
-        Unconfirmed if the event may have been published, Unreachable if it surely wasn't, and Refused.
+        printable ASCII characters) is chosen at random unless given: give one to repeat the same publish later.
+        `already_encoded`: `data` is a string that `encoded` returned. Raises Unconfirmed if the event may have been
+        published, Unreachable if it surely wasn't, and Refused.
         """
-        return self._send(self._trigger(channels, event_name, data, socket_id, info, correlation_id))
+        return self.send(self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded))
 
     def trigger_batch(
         self,
@@ -145,7 +147,7 @@ class Publisher(PublisherBase):
         nothing.
         """
         parts = self._batch_parts(batch, already_encoded, correlation_id)
-        return _run_parts(self._send, parts)
+        return _run_parts(self.send, parts)
 
     def send_to_user(self, user_id: str, event_name: str, data: Any, *, correlation_id: str | None = None) -> Answer:
         """Publishes an event to all connections that are signed in as this user."""
@@ -170,20 +172,20 @@ class Publisher(PublisherBase):
     def channels_info(self, prefix_filter: str | None = None, attributes: Iterable[str] = ()) -> Answer:
         """The occupied channels: `{"channels": {name: {attribute: number}}}`. Attributes: `user_count`,
         `subscription_count`."""
-        return self._send(self._channels_info(prefix_filter, attributes))
+        return self.send(self._channels_info(prefix_filter, attributes))
 
     def channel_info(self, channel: str, attributes: Iterable[str] = ()) -> Answer:
         """One channel: `occupied` and what `attributes` name: `user_count` (presence channels), `subscription_count`,
         `cache` (cache channels)."""
-        return self._send(self._channel_info(channel, attributes))
+        return self.send(self._channel_info(channel, attributes))
 
     def users_info(self, channel: str) -> Answer:
         """The members of a presence channel: `{"users": [{"id": "1"}]}`."""
-        return self._send(self._users_info(channel))
+        return self.send(self._users_info(channel))
 
     def terminate_user_connections(self, user_id: str) -> Answer:
         """Closes all connections that are signed in as this user."""
-        return self._send(self._terminate(user_id))
+        return self.send(self._terminate(user_id))
 
     def history(
         self,
@@ -198,16 +200,16 @@ class Publisher(PublisherBase):
         """A page of the messages that a channel stores (redpoll only). `limit` is 1 to 1,000; `direction` `forwards` or
         `backwards`; `cursor` the `next` of the page before; `since` and `until` are `EPOCH:OFFSET` or Unix
         milliseconds. Raises BadRequest with code `unknown_epoch` after the history was cleared."""
-        return history_of(self._send(self._history(channel, limit, direction, cursor, since, until)))
+        return history_of(self.send(self._history(channel, limit, direction, cursor, since, until)))
 
     def trace(self, trace_id: str) -> Answer:
         """What happened to one request: accepted, received by workers, written to sockets (redpoll only). The id is an
         answer's `trace_id`."""
-        return self._send(self._trace(trace_id))
+        return self.send(self._trace(trace_id))
 
     def usage(self, days: int = 30) -> Answer:
         """Messages and peaks by UTC day, of 1 to 400 days (redpoll only)."""
-        return self._send(self._usage(days))
+        return self.send(self._usage(days))
 
     # -- sending
 
@@ -233,7 +235,8 @@ class Publisher(PublisherBase):
             ssl_context=self._ssl_context,
         )
 
-    def _send(self, call: Call) -> Answer:
+    def send(self, call: Call) -> Answer:
+        """Sends a request of `prepare`. Raises as `trigger`."""
         tries = self._tries(call)
         while True:
             try:

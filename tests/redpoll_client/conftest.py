@@ -1,12 +1,14 @@
 """One running redpoll for the tests of the client library; both publishers behind one face."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+import outbox_site
 from redpoll_client import AsyncPublisher, Publisher
 from server import Server
 from walk import WEBHOOKS, command
@@ -25,6 +27,29 @@ def server() -> Iterator[Server]:
 
 def url_of(server: Server) -> str:
     return f"http://{server.app_key}:{server.app_secret}@127.0.0.1:{server.port}/apps/{server.app_id}"
+
+
+@pytest.fixture(scope="session")
+def django_tables(tmp_path_factory) -> Iterator[None]:
+    """Django in this process, with the settings of `outbox_site` and the tables on SQLite."""
+    outbox_site.DATABASES["default"]["NAME"] = str(tmp_path_factory.mktemp("django") / "site.sqlite3")
+    os.environ["DJANGO_SETTINGS_MODULE"] = "outbox_site"
+    import django
+    from django.core.management import call_command
+    from django.db import connections
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    yield
+    connections.close_all()
+
+
+@pytest.fixture
+def django_site(django_tables: None) -> None:
+    """Django with empty tables."""
+    from django.core.management import call_command
+
+    call_command("flush", verbosity=0, interactive=False)
 
 
 Call = Callable[..., Awaitable[Any]]

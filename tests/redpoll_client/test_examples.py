@@ -21,7 +21,25 @@ PUSHER_JS = Path(__file__).parents[1] / "clients" / "node_modules" / "pusher-js"
 FLAGS = ["--no-sandbox", "--disable-gpu"]
 # What serves an example, and says where.
 UVICORN = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", "0"]
-EXAMPLES = {"fastapi": [*UVICORN, "redpoll_client.examples.fastapi_app:app"]}
+FLASK = [sys.executable, "-m", "flask", "--app", "redpoll_client.examples.flask_app", "run", "--port", "0"]
+# Django's runserver doesn't say which free port it took.
+DJANGO = """
+import sys
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIServer, make_server
+from redpoll_client.examples.django_app import application, call_command
+call_command("migrate", verbosity=0)
+class Threading(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+server = make_server("127.0.0.1", 0, application, Threading)
+print(f"http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+server.serve_forever()
+"""
+EXAMPLES = {
+    "django": [sys.executable, "-c", DJANGO],
+    "fastapi": [*UVICORN, "redpoll_client.examples.fastapi_app:app"],
+    "flask": FLASK,
+}
 
 
 @pytest.fixture(params=sorted(EXAMPLES))
