@@ -3,6 +3,7 @@
     python -m bench.python_client [--seconds 2] [--rounds 3] [--at 1,16,64] [--rate 200]
     python -m bench.python_client --tls
     python -m bench.python_client --only Publisher,pusher-requests
+    python -m bench.python_client --events 20000 --rounds 3        Subscriber beside pysher, without TLS
 
 Starts a redpoll with one worker. Each publisher runs in a process of its own, in turns, with 1, 16 and 64 publishes at
 a time: threads for blocking ones, tasks for asyncio. `us` is the processor time of that process for one publish; on a
@@ -36,7 +37,7 @@ from certs import self_signed
 from redpoll_client import AsyncPublisher, Publisher
 from redpoll_client.calls import Call, target
 from redpoll_client.settings import endpoint_of
-from server import Server
+from server import Server, rss_bytes
 
 DATA = {"id": 4711, "state": "paid", "text": "x" * 80}
 LIMIT_S = 120
@@ -238,6 +239,104 @@ def one(name: str, url: str, at_once: int, seconds: float, rate: float) -> dict[
     return {"rate": load.count / wall_s, "us": spent_s / load.count * 1e6, "p99_ms": p99_s * 1e3}
 
 
+# -- one subscriber, in its own process
+
+
+async def _receive(url: str, events: int, connections: int) -> float:
+    """Redpoll's Subscriber: the memory of each connection in bytes. Ends after `events` on the first one."""
+    from redpoll_client import Subscriber
+
+    before = rss_bytes(os.getpid())
+    async with contextlib.AsyncExitStack() as stack:
+        channels = []
+        for _ in range(connections):
+            subscriber = await stack.enter_async_context(Subscriber(url=url, queue=events + 1))
+            channels.append(await stack.enter_async_context(subscriber.subscribe(f"bench-{len(channels)}")))
+        each = (rss_bytes(os.getpid()) - before) / connections
+        print("ready", flush=True)
+        for _ in range(events):
+            (await anext(channels[0])).json()
+    return each
+
+
+def _receive_pysher(url: str, events: int, connections: int) -> float:
+    import pysher
+
+    end, before = endpoint_of(url=url), rss_bytes(os.getpid())
+    subscribed, done = threading.Semaphore(0), threading.Event()
+    count = 0
+
+    def received(text: str) -> None:
+        nonlocal count
+        json.loads(text)
+        count += 1
+        if count == events:
+            done.set()
+
+    def connect(number: int) -> None:
+        client = pysher.Pusher(end.key, custom_host=end.host, port=end.port, secure=end.ssl)
+
+        def connected(_: str) -> None:
+            channel = client.subscribe(f"bench-{number}")
+            channel.bind("pusher_internal:subscription_succeeded", lambda _: subscribed.release())
+            channel.bind("n", received)
+
+        client.connection.bind("pusher:connection_established", connected)
+        client.connect()
+
+    for number in range(connections):
+        connect(number)
+        subscribed.acquire()
+    each = (rss_bytes(os.getpid()) - before) / connections
+    print("ready", flush=True)
+    done.wait()
+    return each
+
+
+def subscriber(name: str, url: str, events: int, connections: int) -> dict[str, float]:
+    """Processor time for each event in µs, and memory for each connection in bytes, in this process."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    if name == "Subscriber":
+        each = asyncio.run(_receive(url, events, connections))
+    else:
+        each = _receive_pysher(url, events, connections)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"us": spent_s / events * 1e6, "bytes": each}
+
+
+def compare_subscribers(url: str, events: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Both subscribers, in turns: processor time for each of `events`, which are published in batches, on one
+    connection; and memory of 50 connections. The time for connecting is in it; it is the smaller the more events there
+    are."""
+    runs: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for name in ("Subscriber", "pysher"):
+            one_connection = _subscribing(name, url, events, 1)
+            many = _subscribing(name, url, 1, 50)
+            runs.setdefault(name, []).append({"us": one_connection["us"], "bytes": many["bytes"]})
+    return {
+        name: {key: round(statistics.median(run[key] for run in found), 1) for key in ("us", "bytes")}
+        for name, found in runs.items()
+    }
+
+
+def _subscribing(name: str, url: str, events: int, connections: int) -> dict[str, float]:
+    words = ["--one", name, "--url", url, "--at", str(connections), "--events", str(events)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "bench.python_client", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        batch = [{"channel": "bench-0", "name": "n", "data": DATA}] * 10
+        with Publisher(url=url) as publisher:
+            for _ in range(events // 10):
+                publisher.trigger_batch(batch)
+            publisher.trigger_batch(batch[: events % 10])
+        found: dict[str, float] = json.loads(process.stdout.readline())
+    return found
+
+
 # -- all of them, in turns
 
 
@@ -310,7 +409,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of publishers, comma list")
     parser.add_argument("--one", default="", help="measures one publisher in this process, at --url")
     parser.add_argument("--url", default="")
+    parser.add_argument(
+        "--events", type=int, default=0, help="compares subscribers instead, each with this many events"
+    )
     options = parser.parse_args()
+    if options.one and options.events:
+        print(json.dumps(subscriber(options.one, options.url, options.events, int(options.at))), flush=True)
+        # pysher's threads never end.
+        os._exit(0)
     if options.one:
         print(json.dumps(one(options.one, options.url, int(options.at), options.seconds, options.rate)))
         return
@@ -325,6 +431,13 @@ def main() -> None:
         credentials = f"{server.app_key}:{server.app_secret}"
         place = f"https://{credentials}@localhost:{server.tls_url.rpartition(':')[2]}" if ca else ""
         url = f"{place or f'http://{credentials}@127.0.0.1:{server.port}'}/apps/{server.app_id}"
+        if options.events:
+            received = compare_subscribers(url, options.events, options.rounds)
+            head = ["subscriber", "us for each event", "bytes for each connection"]
+            print_table(head, [[name, *values.values()] for name, values in received.items()])
+            if options.json:
+                save(options.json, "python_client-subscribers", received)
+            return
         figures = compare(options, url, ca)
     _show(figures)
     if options.json:
