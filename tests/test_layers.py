@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "redpoll"
+# A distribution of its own, which imports nothing of redpoll.
+CLIENT = ROOT / "src" / "redpoll_client"
 
 # What any package may import: the version.
 PACKAGE_ITSELF = "redpoll"
@@ -41,7 +43,7 @@ def table(page: Path, heading: str) -> list[list[str]]:
 def packages() -> dict[str, set[str]]:
     """Which packages each may import, as README says it."""
     rows = table(ROOT / "README.md", "| package | what is in it | may import |")
-    names = {name.removeprefix("src/redpoll/").partition("/")[0]: allowed for name, _, allowed in rows}
+    names = {re.sub("^src/(redpoll/)?", "", name).partition("/")[0]: allowed for name, _, allowed in rows}
     everything = set(names)
     return {
         name: everything if allowed == "everything" else {word for word in allowed.split(", ") if word != "nothing"}
@@ -157,13 +159,14 @@ def test_imports_point_down(module: str, path: Path):
 
 def test_packages_and_rooms_are_those_of_the_readmes():
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert folders | {"ext"} == set(PACKAGES)
+    assert folders | {"ext", CLIENT.name} == set(PACKAGES)
     for package, names in ROOMS.items():
         assert {path.parent.name for path in (SOURCE / package).glob("*/__init__.py")} | {""} == set(names)
 
 
 def test_no_folder_is_large():
-    sizes = {folder: len(list(folder.glob("[!_]*.py"))) for folder in SOURCE.rglob("*") if folder.is_dir()}
+    folders = [CLIENT, *SOURCE.rglob("*"), *CLIENT.rglob("*")]
+    sizes = {folder: len(list(folder.glob("[!_]*.py"))) for folder in folders if folder.is_dir()}
     assert {folder.name: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
 
 
@@ -231,11 +234,53 @@ def test_every_module_has_its_test_file():
     assert not missing
 
 
+def client_modules() -> dict[str, Path]:
+    """`publisher`, `django.models` -> its file. Examples and migrations aside."""
+    found = {}
+    for path in sorted(CLIENT.rglob("*.py")):
+        parts = path.relative_to(CLIENT).with_suffix("").parts
+        if parts != ("__init__",) and not {"examples", "migrations", "build"} & set(parts):
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def client_imports(path: Path) -> set[str]:
+    """The modules of redpoll_client, and anything of redpoll, that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        found |= {name for name in names if name.partition(".")[0] in ("redpoll", CLIENT.name)}
+    return found
+
+
+def test_the_client_imports_nothing_of_redpoll_and_has_no_cycles():
+    graph = {}
+    for name, path in client_modules().items():
+        imported = client_imports(path)
+        assert not {other for other in imported if other.partition(".")[0] == "redpoll"}, path.name
+        graph[name] = {other.removeprefix(f"{CLIENT.name}.") for other in imported} - {name}
+    assert cycles(graph) == set()
+
+
+def test_every_module_of_the_client_is_in_its_readme_with_its_tests():
+    rows = table(CLIENT / "README.md", "| module | what is in it | tests |")
+    listed = {name: tests for name, _, tests in rows}
+    large = {name for name, path in client_modules().items() if len(path.read_text().splitlines()) >= 60}
+    assert large - set(listed) == set()
+    assert set(listed) - set(client_modules()) == set()
+    assert [tests for tests in listed.values() if not (ROOT / "tests" / CLIENT.name / f"{tests}.py").exists()] == []
+
+
 def test_secrets_are_never_compared_with_an_operator():
     """Signatures, secrets, tokens and digests are compared by `hmac.compare_digest`."""
     secret = re.compile(r"(signature|secret|token|digest|hexdigest|password)$", re.IGNORECASE)
     found = []
-    for name, path in modules():
+    for name, path in [*modules(), *client_modules().items()]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Compare) or not any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
                 continue

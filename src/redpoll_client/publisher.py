@@ -1,0 +1,315 @@
+"""`Publisher`: publishes and asks, blocking, from any number of threads over one pool of connections."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError
+
+from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Call, NotSent, Retry, target
+from redpoll_client.errors import RedpollError
+from redpoll_client.names import USER_CHANNEL, check_user_id
+from redpoll_client.publishing import History, PublisherBase, history_of
+from redpoll_client.streams import publish_parts
+
+__all__ = ["IDLE_S", "Publisher"]
+
+# Connections that were idle for longer aren't used again. Servers and proxies close idle ones, commonly after 5 s or
+# more, and a request that meets such a close can't know whether it was read.
+IDLE_S = 4.0
+# Answers up to this length are read at once. Usual ones have two bytes.
+_SMALL_BYTES = 4096
+_HEADERS = {"Content-Type": "application/json", "User-Agent": "redpoll-client"}
+
+
+def _not_sent(error: Exception) -> NotSent:
+    """Why a connection couldn't be opened. A TLS fault stays one at the next attempt."""
+    import ssl
+
+    cause = error.args[0] if error.args and isinstance(error.args[0], ssl.SSLError) else error
+    return NotSent(f"no connection: {error}", permanent=isinstance(cause, ssl.SSLError))
+
+
+class _Opening:
+    """Tells a fault of opening a connection from one of using it: only after the latter may the server have seen the
+    request. Beside that, treats a connection that was idle for `IDLE_S` as closed."""
+
+    used_at = 0.0
+
+    def connect(self) -> None:
+        try:
+            super().connect()  # type: ignore[misc]
+        except Exception as error:
+            raise _not_sent(error) from error
+
+    def getresponse(self) -> Any:
+        response = super().getresponse()  # type: ignore[misc]
+        self.used_at = time.monotonic()
+        return response
+
+    @property
+    def is_connected(self) -> bool:
+        fresh = not self.used_at or time.monotonic() - self.used_at < IDLE_S
+        return fresh and bool(super().is_connected)  # type: ignore[misc]
+
+
+class _PlainConnection(_Opening, HTTPConnection):
+    pass
+
+
+class _TLSConnection(_Opening, HTTPSConnection):
+    pass
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _PlainConnection
+
+
+class _TLSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection
+
+
+class Publisher(PublisherBase):
+    """Publishes events, blocking. Threads may share one; so may a process and its forks.
+
+        with Publisher(url="http://KEY:SECRET@127.0.0.1:6001/apps/ID") as publisher:
+            publisher.trigger("news", "hello", {"text": "Hello"})
+
+    Methods have the names and the arguments of `pusher.Pusher`. Each raises a class of `redpoll_client.errors`, and
+    ValueError, before anything is sent, for what the server's rules forbid.
+    """
+
+    def _prepare(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: urllib3.HTTPConnectionPool | None = None
+        self._pool_pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the pool's idle connections. Requests of other threads still end. Afterwards every request raises
+        RuntimeError."""
+        with self._lock:
+            self._closed = True
+            if self._pool is not None and self._pool_pid == os.getpid():
+                self._pool.close()
+
+    # -- publishing
+
+    def trigger(
+        self,
+        channels: str | Sequence[str],
+        event_name: str,
+        data: Any,
+        socket_id: str | None = None,
+        *,
+        info: Iterable[str] = (),
+        correlation_id: str | None = None,
+        already_encoded: bool = False,
+    ) -> Answer:
+        """Publishes one event to one channel, or up to 100.
+
+        `data` is sent as JSON; a string is sent as it is. The connection `socket_id` doesn't get the event. `info` asks
+        for counts, `user_count` and `subscription_count`, in the answer's `channels`. `correlation_id` (1 to 128
+        printable ASCII characters) is chosen at random unless given: give one to repeat the same publish later.
+        `already_encoded`: `data` is a string that `encoded` returned. Raises Unconfirmed if the event may have been
+        published, Unreachable if it surely wasn't, and Refused.
+        """
+        return self.send(self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded))
+
+    def trigger_batch(
+        self,
+        batch: Iterable[Mapping[str, Any]] = (),
+        already_encoded: bool = False,
+        *,
+        correlation_id: str | None = None,
+    ) -> Answer:
+        """Publishes several events, each with `channel`, `name`, `data` and optionally `socket_id` and `info`.
+
+        More than ten are sent in parts, one after the other, so their order stays. Each part is published whole or not
+        at all; an error's `published` is the number of events in the parts before it. The parts' correlation ids are
+        `correlation_id` with `-1`, `-2`, …, so a repeat of the call with the same one repeats no part where the server
+        compares ids. The answer has `batch`, a list by index, if an event asked for `info`. An empty batch sends
+        nothing.
+        """
+        parts = self._batch_parts(batch, already_encoded, correlation_id)
+        return _run_parts(self.send, parts)
+
+    def send_to_user(self, user_id: str, event_name: str, data: Any, *, correlation_id: str | None = None) -> Answer:
+        """Publishes an event to all connections that are signed in as this user."""
+        return self.trigger(USER_CHANNEL + check_user_id(user_id), event_name, data, correlation_id=correlation_id)
+
+    def publish_stream(
+        self, channel: str, event: str, parts: Iterable[str], *, stream_id: str | None = None, per_second: float = 25
+    ) -> int:
+        """Publishes an iterator of text, such as a model's answer, as numbered events; returns their number.
+
+        Each event's data is `{"stream", "n", "delta"}`; the last one `{"stream", "n", "state"}` with the state `done`,
+        `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text that comes
+        faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at a time. If
+        the iterator raises, subscribers get `failed` and the caller gets its exception.
+        """
+        return publish_parts(
+            lambda data: self.trigger(channel, event, data), parts, stream_id, per_second, self.max_data_bytes
+        )
+
+    # -- asking
+
+    def channels_info(self, prefix_filter: str | None = None, attributes: Iterable[str] = ()) -> Answer:
+        """The occupied channels: `{"channels": {name: {attribute: number}}}`. Attributes: `user_count`,
+        `subscription_count`."""
+        return self.send(self._channels_info(prefix_filter, attributes))
+
+    def channel_info(self, channel: str, attributes: Iterable[str] = ()) -> Answer:
+        """One channel: `occupied` and what `attributes` name: `user_count` (presence channels), `subscription_count`,
+        `cache` (cache channels)."""
+        return self.send(self._channel_info(channel, attributes))
+
+    def users_info(self, channel: str) -> Answer:
+        """The members of a presence channel: `{"users": [{"id": "1"}]}`."""
+        return self.send(self._users_info(channel))
+
+    def terminate_user_connections(self, user_id: str) -> Answer:
+        """Closes all connections that are signed in as this user."""
+        return self.send(self._terminate(user_id))
+
+    def history(
+        self,
+        channel: str,
+        *,
+        limit: int = 100,
+        direction: str = "forwards",
+        cursor: str | None = None,
+        since: str | int | None = None,
+        until: str | int | None = None,
+    ) -> History:
+        """A page of the messages that a channel stores (redpoll only). `limit` is 1 to 1,000; `direction` `forwards` or
+        `backwards`; `cursor` the `next` of the page before; `since` and `until` are `EPOCH:OFFSET` or Unix
+        milliseconds. Raises BadRequest with code `unknown_epoch` after the history was cleared."""
+        return history_of(self.send(self._history(channel, limit, direction, cursor, since, until)))
+
+    def trace(self, trace_id: str) -> Answer:
+        """What happened to one request: accepted, received by workers, written to sockets (redpoll only). The id is an
+        answer's `trace_id`."""
+        return self.send(self._trace(trace_id))
+
+    def usage(self, days: int = 30) -> Answer:
+        """Messages and peaks by UTC day, of 1 to 400 days (redpoll only)."""
+        return self.send(self._usage(days))
+
+    # -- sending
+
+    def _connections_of_process(self) -> urllib3.HTTPConnectionPool:
+        """The pool. A fork gets its own: two processes on one socket would read each other's answers."""
+        if self._pool is None or self._pool_pid != os.getpid():
+            with self._lock:
+                if self._pool is None or self._pool_pid != os.getpid():
+                    self._pool, self._pool_pid = self._new_pool(), os.getpid()
+        return self._pool
+
+    def _new_pool(self) -> urllib3.HTTPConnectionPool:
+        timeout = urllib3.Timeout(connect=self.timeout, read=self.timeout)
+        end = self.endpoint
+        if not end.ssl:
+            return _PlainPool(end.host, end.port, timeout=timeout, maxsize=self._connections, block=True)
+        return _TLSPool(
+            end.host,
+            end.port,
+            timeout=timeout,
+            maxsize=self._connections,
+            block=True,
+            ssl_context=self._ssl_context,
+        )
+
+    def send(self, call: Call) -> Answer:
+        """Sends a request of `prepare`. Raises as `trigger`."""
+        tries = self._tries(call)
+        while True:
+            try:
+                try:
+                    status, headers, body = self._request(call)
+                except NotSent as error:
+                    tries.not_sent(error)
+                except ClosedPoolError:
+                    raise RuntimeError("this publisher was closed") from None
+                except EmptyPoolError:
+                    tries.not_sent(NotSent(f"all {self._connections} connections were busy for {self.timeout:g} s"))
+                except (HTTPError, http.client.HTTPException, OSError) as error:
+                    tries.no_answer(error)
+                else:
+                    return tries.answered(status, headers, body)
+            except Retry as retry:
+                time.sleep(retry.wait_s)
+
+    def _request(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
+        """One attempt: the answer's status, headers and body."""
+        response = self._connections_of_process().urlopen(
+            call.method,
+            target(self.endpoint, call),
+            body=call.body or None,
+            headers=_HEADERS,
+            retries=False,
+            redirect=False,
+            # Annotated as an integer, and given to queue.get, which takes any number.
+            pool_timeout=self.timeout,  # type: ignore[arg-type]
+            decode_content=False,
+            preload_content=False,
+        )
+        try:
+            return response.status, response.headers, _read(response, time.monotonic() + self.timeout)
+        except BaseException:
+            # Not to be used again: the rest of this answer may still come.
+            response.close()
+            raise
+        finally:
+            response.release_conn()
+
+
+def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    """The whole body. Raises HTTPError for half a body, one that isn't over at the deadline, or one that is larger than
+    any answer of a Pusher server."""
+    if response.length_remaining is not None and response.length_remaining <= _SMALL_BYTES:
+        return response.read()
+    body = bytearray()
+    while piece := response.read1(65536):
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise HTTPError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise HTTPError("the answer didn't end in time")
+    return bytes(body)
+
+
+def _run_parts(send: Any, parts: list[tuple[int, Call]]) -> Answer:
+    published = 0
+    answer = Answer({})
+    infos: list[Any] = []
+    for size, call in parts:
+        try:
+            answer = send(call)
+        except RedpollError as error:
+            error.published = published
+            raise
+        published += size
+        infos += answer.get("batch") or [{}] * size
+    return join_batch(answer, infos)
+
+
+def join_batch(last: Answer, infos: list[Any]) -> Answer:
+    """The answer of a batch that was sent in parts: the last part's ids, and all attributes by index."""
+    fields: dict[str, Any] = {"batch": infos} if any(infos) else {}
+    return Answer(fields, last.trace_id, last.correlation_id)

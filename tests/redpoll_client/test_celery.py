@@ -1,0 +1,70 @@
+"""`progress` in real Celery tasks, which run in this process."""
+
+import json
+
+import celery
+import pytest
+
+from answering import Answering, reply
+from redpoll_client import Publisher
+from redpoll_client.celery import progress
+
+
+def states_of(server):
+    return [json.loads(asked.json["data"]) for asked in server.asked]
+
+
+@pytest.fixture
+def app():
+    app = celery.Celery("tests", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+    return app
+
+
+def test_a_tasks_progress_is_published_at_a_bounded_rate(app):
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+
+        @app.task(bind=True)
+        def count(self, steps):
+            with progress(self, "private-a", publisher, per_second=0.01) as report:
+                for step in range(steps):
+                    report(step + 1, steps, text="x")
+
+        result = count.delay(1000)
+        published = states_of(server)
+        assert [event["state"] for event in published] == ["STARTED", "PROGRESS", "SUCCESS"]
+        assert {event["task"] for event in published} == {result.id}
+        step = {key: published[1][key] for key in ("done", "total", "text")}
+        assert step == {"done": 1000, "total": 1000, "text": "x"}
+
+
+def test_how_a_task_ends_is_published(app):
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+
+        @app.task(bind=True, max_retries=1)
+        def fails(self):
+            with progress(self, "private-a", publisher):
+                if not self.request.retries:
+                    raise self.retry(countdown=0)
+                raise LookupError("secret reason")
+
+        assert isinstance(fails.delay().result, LookupError)
+        states = [event["state"] for event in states_of(server)]
+        assert sorted(states) == ["FAILURE", "RETRY", "STARTED", "STARTED"]
+        assert "secret reason" not in str(states_of(server))
+
+
+def test_a_server_that_is_away_doesnt_fail_the_task(app):
+    with Answering(reply(503)) as server, Publisher(url=server.url) as publisher:
+
+        @app.task(bind=True)
+        def task(self):
+            with progress(self, "private-a", publisher) as report:
+                with pytest.raises(ValueError, match=r"NaN|Out of range"):
+                    report(float("nan"))
+                for step in range(100):
+                    report(step)
+            return "done"
+
+        assert task.delay().result == "done"
+        assert [event["state"] for event in states_of(server)] == ["STARTED", "PROGRESS", "SUCCESS"]

@@ -1,0 +1,92 @@
+"""The example of each framework, in a real browser with Pusher's library, at a real redpoll.
+
+The page joins the user's own order, is refused another one, sees itself in a presence channel, signs in, and hears what
+the example publishes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from playwright.async_api import async_playwright, expect
+
+from .conftest import url_of
+
+PUSHER_JS = Path(__file__).parents[1] / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
+FLAGS = ["--no-sandbox", "--disable-gpu"]
+# What serves an example, and says where.
+UVICORN = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", "0"]
+FLASK = [sys.executable, "-m", "flask", "--app", "redpoll_client.examples.flask_app", "run", "--port", "0"]
+# Django's runserver doesn't say which free port it took.
+DJANGO = """
+import sys
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIServer, make_server
+from redpoll_client.examples.django_app import application, call_command
+call_command("migrate", verbosity=0)
+class Threading(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+server = make_server("127.0.0.1", 0, application, Threading)
+print(f"http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+server.serve_forever()
+"""
+EXAMPLES = {
+    "django": [sys.executable, "-c", DJANGO],
+    "fastapi": [*UVICORN, "redpoll_client.examples.fastapi_app:app"],
+    "flask": FLASK,
+}
+
+
+@pytest.fixture(params=sorted(EXAMPLES))
+def site(request, server, tmp_path):
+    """The URL of a running example."""
+    environment = {**os.environ, "REDPOLL_URL": url_of(server)}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.Popen(
+        EXAMPLES[request.param],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if match := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            pytest.fail("the example ended: " + "".join(lines))
+        # Read on, so that the example never waits for room in the pipe.
+        reader = threading.Thread(target=lambda: lines.extend(process.stderr))
+        reader.start()
+        yield match[0]
+    finally:
+        process.terminate()
+        process.wait(60)
+        reader.join()
+        process.stderr.close()
+        print("".join(lines))
+
+
+async def test_a_page_joins_what_the_rules_allow(site):
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        page = await browser.new_page()
+        await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=PUSHER_JS))
+        await page.goto(site)
+        expect.set_options(timeout=60_000)
+        events = page.locator("#events")
+        await expect(events).to_contain_text("subscribed")
+        await expect(events).to_contain_text("refused: 403")
+        await expect(events).to_contain_text("Welcome, anna")
+        await expect(page.locator("#members")).to_have_text("Anna")
+        await page.click("#pay")
+        await expect(events).to_contain_text("paid by anna")
+        await browser.close()

@@ -1,0 +1,172 @@
+"""Rules by name, and what an auth endpoint answers, without a framework."""
+
+import asyncio
+import json
+
+import pytest
+
+from redpoll_client import Publisher
+from redpoll_client.rules import (
+    BadAuthRequest,
+    Rules,
+    authorize,
+    authorize_sync,
+    parse_auth,
+    sign_in,
+    sign_in_sync,
+)
+
+FORBIDDEN = {"error": "forbidden"}
+
+
+@pytest.fixture
+def rules():
+    rules = Rules()
+
+    @rules.channel("private-order-{order_id:int}")
+    def order(user, order_id):
+        if order_id == 13:
+            raise LookupError("no order 13")
+        return {7: True, 8: "yes", 9: None}.get(order_id, False)
+
+    @rules.channel("presence-room-{room}-{door}")
+    async def room(user, room, door):
+        return {"name": f"{user} at {room} {door}"}
+
+    return rules
+
+
+@pytest.fixture
+def signer():
+    return Publisher("1", "k", "s", host="127.0.0.1", port=1)
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def ask(request, rules, signer):
+    """The answer for channels, as a blocking framework and as one on asyncio gives it."""
+
+    def ask(*channels, several=False, user="anna"):
+        body = json.dumps({"socket_id": "1.2", "channel_name": list(channels) if several else channels[0]}).encode()
+        arguments = (rules, signer, parse_auth("application/json; charset=utf-8", body), user, user)
+        if request.param == "blocking":
+            return authorize_sync(arguments, asyncio.run)
+        return asyncio.run(authorize(arguments, asyncio.to_thread))
+
+    return ask
+
+
+def test_the_rule_decides(ask, signer):
+    assert ask("private-order-7") == (200, signer.authenticate("private-order-7", "1.2"))
+    member = {"user_id": "anna", "user_info": {"name": "anna at a 1"}}
+    assert ask("presence-room-a-1") == (200, signer.authenticate("presence-room-a-1", "1.2", member))
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        "private-order-6",  # False
+        "private-order-8",  # neither True nor False
+        "private-order-9",  # None
+        "private-order-13",  # raises
+        "private-order-07",
+        "private-order-7-8",
+        "private-order-7\n",
+        "private-order-٧",
+        "private-order-",
+        "private-encrypted-order-7",
+        "private-other",
+        "presence-room-a-b-c",
+        "news",
+        "#server-to-user-anna",
+    ],
+)
+def test_everything_else_is_forbidden(ask, channel):
+    assert ask(channel) == (403, FORBIDDEN)
+
+
+def test_nobody_gets_nothing(ask):
+    assert ask("private-order-7", user=None) == (403, FORBIDDEN)
+
+
+def test_several_channels_in_one_request(ask, signer):
+    status, answer = ask("private-order-7", "private-order-13", "private-order-7", several=True)
+    assert status == 200
+    assert answer == {
+        "private-order-7": {"status": 200, "data": signer.authenticate("private-order-7", "1.2")},
+        "private-order-13": {"status": 403, "data": FORBIDDEN},
+    }
+
+
+def test_sign_in(rules, signer):
+    asked = parse_auth("application/x-www-form-urlencoded", b"socket_id=1.2")
+    assert sign_in_sync((rules, signer, asked, None, None), asyncio.run) == (403, FORBIDDEN)
+
+    @rules.user
+    async def user(user):
+        return {"id": "somebody else", "watchlist": ["bert"]}
+
+    signed = (200, signer.authenticate_user("1.2", {"id": "anna", "watchlist": ["bert"]}))
+    assert sign_in_sync((rules, signer, asked, "anna", "anna"), asyncio.run) == signed
+    assert asyncio.run(sign_in((rules, signer, asked, "anna", "anna"), asyncio.to_thread)) == signed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("private-order-{order_id:int}", "has a function already"),
+        ("private-order-{number}", "has a function already"),
+        ("private-{any:any}", "has a function already"),
+        ("private-order-7", "has a function already"),
+        ("presence-room-{a:any}", "has a function already"),
+        ("news-{a}", "anybody may join"),
+        ("private-{a:float}", "a kind of"),
+        ("private-{a}-{a}", "a name of its own"),
+        ("private-{a} b", "channel name"),
+        ("private-{b:int}-x", "doesn't take these parts"),
+    ],
+)
+def test_a_wrong_rule_is_refused_at_import(rules, pattern, text):
+    with pytest.raises(ValueError, match=text):
+
+        @rules.channel(pattern)
+        def rule(user, a="", any="", number="", order_id=""):
+            return True
+
+
+def test_rules_beside_each_other(rules):
+    for pattern in (
+        "private-orders-{a}",
+        "private-order-{a:int}-lines",
+        "presence-room-{a}",
+        "private-encrypted-{a:uuid}",
+    ):
+        rules.channel(pattern)(lambda user, a: True)
+    uuid = "12345678-1234-1234-1234-123456789abc"
+    assert str(rules.find(f"private-encrypted-{uuid}")[1]["a"]) == uuid
+    assert rules.find(f"private-encrypted-{uuid.upper()}") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("application/json", b"[]", 400),
+        ("application/json", b"{", 400),
+        ("application/json", b'{"socket_id":"1.2","channel_name":[1]}', 400),
+        ("application/json", b'{"socket_id":"1.2:private-a","channel_name":"private-b"}', 400),
+        ("application/json", json.dumps({"socket_id": "1.2", "channel_name": ["a"] * 101}).encode(), 400),
+        ("", b"channel_name=private-a", 400),
+        ("", b"\xff", 400),
+        ("", b"&".join(b"a%d=1" % number for number in range(300)), 400),
+        ("", b"x" * 65537, 413),
+    ],
+)
+def test_bad_requests(kind, body, status):
+    with pytest.raises(BadAuthRequest) as caught:
+        parse_auth(kind, body)
+    assert caught.value.status == status
+
+
+def test_forms_of_pushers_libraries():
+    assert parse_auth("", b"socket_id=1.2&channel_name=private-a").channels == ("private-a",)
+    several = parse_auth("", b"socket_id=1.2&channel_name%5B0%5D=private-a&channel_name%5B1%5D=private-b")
+    assert (several.channels, several.several) == (("private-a", "private-b"), True)

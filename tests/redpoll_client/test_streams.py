@@ -1,0 +1,123 @@
+"""`publish_stream`: deltas joined, numbered and bounded, and an end mark in every case."""
+
+import asyncio
+import json
+
+import pytest
+
+from answering import CUT, Answering, reply
+from redpoll_client import AsyncPublisher, Publisher, RateLimited, Unconfirmed
+
+
+def data_of(server):
+    return [json.loads(asked.json["data"]) for asked in server.asked]
+
+
+def text_of(events):
+    assert [event["n"] for event in events] == list(range(len(events)))
+    assert len({event["stream"] for event in events}) == 1
+    return "".join(event.get("delta", "") for event in events)
+
+
+async def test_parts_that_come_fast_are_joined(opened):
+    with Answering(reply(200)) as server:
+        async with opened(url=server.url) as call:
+            words = [f"word {number} ü\n" for number in range(2000)]
+            count = await call("publish_stream", "a", "token", iter(words), per_second=50)
+        events = data_of(server)
+        assert text_of(events) == "".join(words)
+        assert events[-1]["state"] == "done"
+        assert count == len(events) < 20
+        assert all(len(asked.json["data"].encode()) <= 10_240 for asked in server.asked)
+
+
+def test_text_is_sent_while_the_iterator_waits():
+    """The second part comes only after the first was published."""
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+
+        def parts():
+            yield "one"
+            server.came.wait()
+            yield "two"
+
+        publisher.publish_stream("a", "token", parts())
+        assert text_of(data_of(server)) == "onetwo"
+
+
+async def test_text_is_sent_while_the_async_iterator_waits():
+    with Answering(reply(200)) as server:
+
+        async def parts():
+            yield "one"
+            await asyncio.to_thread(server.came.wait)
+            yield "two"
+
+        async with AsyncPublisher(url=server.url) as publisher:
+            await publisher.publish_stream("a", "token", parts())
+        assert text_of(data_of(server)) == "onetwo"
+
+
+async def test_an_iterator_that_raises_ends_as_failed(opened):
+    def parts():
+        yield "half"
+        raise KeyError("model")
+
+    with Answering(reply(200)) as server:
+        async with opened(url=server.url) as call:
+            with pytest.raises(KeyError, match="model"):
+                await call("publish_stream", "a", "token", parts())
+            with pytest.raises(TypeError, match="must be strings"):
+                await call("publish_stream", "a", "token", [b"bytes"])
+        events = data_of(server)
+        assert text_of(events[:2]) == "half"
+        assert [event.get("state") for event in events] == [None, "failed", "failed"]
+
+
+async def test_a_cancelled_caller_leaves_an_end_mark():
+    with Answering(reply(200)) as server:
+        async with AsyncPublisher(url=server.url) as publisher:
+            sent = asyncio.Event()
+
+            async def endless():
+                yield "begun"
+                sent.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(publisher.publish_stream("a", "token", endless()))
+            await sent.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert data_of(server)[-1]["state"] == "cancelled"
+
+
+def test_an_interrupted_caller_leaves_an_end_mark():
+    def parts():
+        yield "begun"
+        raise KeyboardInterrupt
+
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish_stream("a", "token", parts())
+        assert data_of(server)[-1]["state"] == "cancelled"
+
+
+async def test_an_unconfirmed_delta_ends_the_stream(opened):
+    with Answering(reply(200), CUT, reply(200)) as server:
+        async with opened(url=server.url) as call:
+            with pytest.raises(Unconfirmed):
+                await call("publish_stream", "a", "token", ("x" * 8000 for _ in range(10)), per_second=1000)
+        assert data_of(server)[-1]["state"] == "failed"
+        assert [event["n"] for event in data_of(server)] == [0, 1, 2]
+
+
+async def test_a_rate_limit_is_waited_for_and_loses_nothing(opened):
+    limited = reply(429, {"error": "slow"}, {"Retry-After": "0"})
+    with Answering(reply(200), limited, limited, reply(200)) as server:
+        async with opened(url=server.url) as call:
+            await call("publish_stream", "a", "token", ("x" * 4000 for _ in range(4)), per_second=1000)
+            accepted = [data for data, number in zip(data_of(server), range(99), strict=False) if number not in (1, 2)]
+            assert text_of(accepted) == "x" * 16000
+            server.answers = [reply(429, {"error": "for long"}, {"Retry-After": "3600"})]
+            with pytest.raises(RateLimited):
+                await call("publish_stream", "a", "token", ["x"])

@@ -1,0 +1,314 @@
+"""`Subscriber` at a real redpoll, and at servers that refuse, lie and leave."""
+
+import base64
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import WSCloseCode, web
+
+from proxy import Proxy
+from redpoll_client import (
+    AsyncPublisher,
+    ConnectionRefused,
+    DecryptionFailed,
+    Overflow,
+    ProtocolError,
+    Publisher,
+    SignInRefused,
+    Subscriber,
+    SubscriptionRefused,
+    Unreachable,
+)
+from redpoll_client.connection import reconnect_delay_s
+
+from .conftest import url_of
+
+GREETING = {"event": "pusher:connection_established", "data": '{"socket_id":"1.2","activity_timeout":120}'}
+
+
+async def take(channel, count):
+    return [await anext(channel) for _ in range(count)]
+
+
+@asynccontextmanager
+async def scripted(*connections):
+    """A WebSocket server; each of its connections gets the next list of steps: a frame (dict) or raw text (str). After
+    its steps, a connection answers subscribes and stays open."""
+    opened = []
+
+    async def serve(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        steps = connections[min(len(opened), len(connections) - 1)]
+        opened.append(socket)
+        for step in steps:
+            if isinstance(step, str):
+                await socket.send_str(step)
+            else:
+                await socket.send_json(step)
+        async for message in socket:
+            frame = json.loads(message.data)
+            if frame["event"] == "pusher:subscribe":
+                name = frame["data"]["channel"]
+                await socket.send_json(
+                    {"event": "pusher_internal:subscription_succeeded", "channel": name, "data": "{}"}
+                )
+        return socket
+
+    async def page(request):
+        return web.Response(text="a page")
+
+    app = web.Application()
+    app.router.add_get("/app/key", serve)
+    app.router.add_get("/other/app/key", page)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield f"http://key:secret@127.0.0.1:{port}/apps/1", opened
+    finally:
+        await runner.cleanup()
+
+
+async def test_it_hands_out_events_in_order(server):
+    url = url_of(server)
+    async with Subscriber(url=url) as subscriber, AsyncPublisher(url=url) as publisher:
+        async with subscriber.subscribe("private-x") as channel:
+            for number in range(200):
+                await publisher.trigger("private-x", "n", {"number": number})
+            events = await take(channel, 200)
+            assert [event.json()["number"] for event in events] == list(range(200))
+            await publisher.trigger("private-x", "mine", "", subscriber.socket_id)
+            await publisher.trigger("private-x", "text", "no JSON")
+            last = await anext(channel)
+            assert (last.name, last.data) == ("text", "no JSON")
+            with pytest.raises(ValueError, match="Expecting value"):
+                last.json()
+            with pytest.raises(ValueError, match="subscribed to already"):
+                async with subscriber.subscribe("private-x"):
+                    pass
+        with pytest.raises(Exception, match="is left"):
+            await anext(channel)
+
+
+async def test_members_and_client_events(server):
+    url = url_of(server)
+    first = Subscriber(url=url, member={"user_id": "1", "user_info": {"name": "A"}})
+    second = Subscriber(url=url, member={"user_id": 2})
+    async with first, second, first.subscribe("presence-r", lifecycle=True) as seen:
+        assert (dict(seen.members), seen.members.me) == ({"1": {"name": "A"}}, "1")
+        assert (await anext(seen)).name == "pusher:subscription_succeeded"
+        async with second.subscribe("presence-r") as other:
+            assert set(other.members) == {"1", "2"}
+            assert (await anext(seen)).name == "pusher:member_added"
+            assert set(seen.members) == {"1", "2"}
+            await other.trigger("client-typing", {"on": True})
+            event = await anext(seen)
+            assert (event.name, event.json(), event.user_id) == ("client-typing", {"on": True}, "2")
+            with pytest.raises(ValueError, match="begin with client-"):
+                await other.trigger("typing", {})
+        assert (await anext(seen)).name == "pusher:member_removed"
+        assert set(seen.members) == {"1"}
+
+
+async def test_it_continues_by_offset_after_cuts(server):
+    """Cut while events are published: each arrives once, in order, on a channel with history. Another one says that
+    something is missing."""
+    url = url_of(server)
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        async with (
+            Subscriber(url=through) as subscriber,
+            AsyncPublisher(url=url) as publisher,
+            subscriber.subscribe("kept-s") as kept,
+            subscriber.subscribe("plain", lifecycle=True) as plain,
+        ):
+            assert kept.position is not None
+            got = []
+            for round_ in range(3):
+                for number in range(5):
+                    await publisher.trigger("kept-s", "n", str(round_ * 5 + number))
+                    if number == 2:
+                        proxy.cut()
+                got += [event.data for event in await take(kept, 5)]
+            assert got == [str(number) for number in range(15)]
+            assert kept.recovered
+            while (await anext(plain)).name != "pusher:subscription_succeeded" or plain.recovered:
+                pass
+            position = kept.position
+            await publisher.trigger("kept-s", "n", "later")
+        async with Subscriber(url=url) as again, again.subscribe("kept-s", since=position) as continued:
+            assert (await anext(continued)).data == "later"
+            assert continued.recovered
+        async with Subscriber(url=url) as again, again.subscribe("kept-s", rewind={"count": 2}) as rewound:
+            assert [event.data for event in await take(rewound, 2)] == ["14", "later"]
+
+
+async def test_a_slow_reader_gets_overflow(server):
+    url = url_of(server)
+    async with (
+        Subscriber(url=url) as subscriber,
+        AsyncPublisher(url=url) as publisher,
+        subscriber.subscribe("fast", queue=3) as slow,
+        subscriber.subscribe("end") as end,
+    ):
+        for number in range(5):
+            await publisher.trigger("fast", "n", str(number))
+        await publisher.trigger("end", "n", "")
+        await anext(end)
+        assert [event.data for event in await take(slow, 3)] == ["0", "1", "2"]
+        with pytest.raises(Overflow, match="3 others waited"):
+            await anext(slow)
+
+
+async def test_sign_in_watchlist_and_events_to_a_user(server):
+    url = url_of(server)
+    async with Subscriber(url=url) as first, Subscriber(url=url) as second, AsyncPublisher(url=url) as publisher:
+        anna = await first.sign_in({"id": "anna", "watchlist": ["bert"]})
+        change = await anext(anna)
+        assert (change.name, change.user_ids, anna.online) == ("offline", ("bert",), set())
+        await second.sign_in({"id": "bert"})
+        assert (await anext(anna)).name == "online"
+        assert anna.online == {"bert"}
+        async with first.subscribe(anna.channel) as own:
+            await publisher.send_to_user("anna", "hello", "1")
+            assert (await anext(own)).data == "1"
+
+
+async def test_encrypted_channels(server):
+    url = url_of(server)
+    keys = [base64.b64encode(bytes([number]) * 32).decode() for number in range(2)]
+    async with (
+        Subscriber(url=url, encryption_master_key_base64=keys[0]) as subscriber,
+        AsyncPublisher(url=url, encryption_master_key_base64=keys[0]) as right,
+        AsyncPublisher(url=url, encryption_master_key_base64=keys[1]) as wrong,
+        subscriber.subscribe("private-encrypted-x") as channel,
+    ):
+        await right.trigger("private-encrypted-x", "e", {"a": 1})
+        await wrong.trigger("private-encrypted-x", "e", {"a": 2})
+        await right.trigger("private-encrypted-x", "e", {"a": 3})
+        assert (await anext(channel)).json() == {"a": 1}
+        with pytest.raises(DecryptionFailed):
+            await anext(channel)
+        assert (await anext(channel)).json() == {"a": 3}
+
+
+async def test_signatures_from_functions_and_endpoints(server):
+    backend = Publisher(url=url_of(server))
+
+    async def auth(request):
+        form = await request.post()
+        if form["channel_name"] == "private-no":
+            return web.json_response({"error": "not yours"}, status=403)
+        return web.json_response(backend.authenticate(form["channel_name"], form["socket_id"]))
+
+    async def user(request):
+        form = await request.post()
+        return web.json_response(backend.authenticate_user(form["socket_id"], {"id": request.headers["X-User"]}))
+
+    app = web.Application()
+    app.router.add_post("/auth", auth)
+    app.router.add_post("/user", user)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    where = {"host": "127.0.0.1", "port": server.port, "ssl": False}
+    async with Subscriber(
+        server.app_key, **where, auth=f"{base}/auth", user_auth=f"{base}/user", auth_headers={"X-User": "carl"}
+    ) as subscriber:
+        assert (await subscriber.sign_in()).id == "carl"
+        async with subscriber.subscribe("private-yes"):
+            pass
+        with pytest.raises(SubscriptionRefused, match="answered 403") as caught:
+            async with subscriber.subscribe("private-no"):
+                pass
+        assert caught.value.status == 403
+    await runner.cleanup()
+    sign = backend.authenticate
+    async with Subscriber(server.app_key, **where, auth=lambda socket_id, name: sign(name, socket_id)) as subscriber:
+        async with subscriber.subscribe("private-yes"):
+            pass
+        with pytest.raises(SignInRefused, match="user_auth"):
+            await subscriber.sign_in()
+    async with Subscriber(server.app_key, **where, auth=lambda socket_id, name: {"auth": "k:x"}) as subscriber:
+        with pytest.raises(SubscriptionRefused) as caught:
+            async with subscriber.subscribe("private-yes"):
+                pass
+        assert (caught.value.kind, caught.value.status) == ("AuthError", 401)
+
+
+async def test_an_unknown_key_is_final(server):
+    with pytest.raises(ConnectionRefused) as caught:
+        async with Subscriber("unknown", host="127.0.0.1", port=server.port, ssl=False):
+            pass
+    assert caught.value.code == 4001
+
+
+async def test_close_codes_decide_whether_it_comes_back(wait_until):
+    async with (
+        scripted([GREETING]) as (url, opened),
+        Subscriber(url=url) as subscriber,
+        subscriber.subscribe("a") as channel,
+    ):
+        for code in (WSCloseCode.GOING_AWAY, 4201):
+            before = len(opened)
+            channel.recovered = True
+            await opened[-1].close(code=code)
+            await wait_until(lambda before=before: len(opened) > before and not channel.recovered)
+        await opened[-1].send_json({"event": "e", "channel": "a", "data": {"an": "object"}})
+        assert (await anext(channel)).json() == {"an": "object"}
+        await opened[-1].close(code=4009)
+        with pytest.raises(ConnectionRefused):
+            await anext(channel)
+        with pytest.raises(ConnectionRefused):
+            async with subscriber.subscribe("b"):
+                pass
+    for attempt in range(3):
+        assert 1 <= reconnect_delay_s(4100, attempt) <= 1 + 2**attempt
+        assert 0 <= reconnect_delay_s(4200, attempt) <= 2**attempt
+    assert reconnect_delay_s(None, 1000) <= 30
+
+
+async def test_what_is_no_pusher_server_is_named():
+    async with scripted(["<html>"]) as (url, _):
+        with pytest.raises(ProtocolError, match="frame that isn't Pusher's: <html>"):
+            async with Subscriber(url=url):
+                pass
+    async with scripted([{"event": "welcome"}]) as (url, _):
+        with pytest.raises(ProtocolError, match="greeting"):
+            async with Subscriber(url=url):
+                pass
+        for wrong, status in ((url.replace("key:", "other:"), 404), (url.replace("/apps", "/other/apps"), 200)):
+            with pytest.raises(ProtocolError, match=f"answered with {status}"):
+                async with Subscriber(url=wrong):
+                    pass
+    with pytest.raises(Unreachable):
+        async with Subscriber(url=url, timeout=0.2):
+            pass
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "[1, 2",
+        {"event": 7},
+        {"event": "pusher_internal:member_added", "channel": "a", "data": "{}"},
+        {"event": "pusher_internal:member_added", "channel": "a", "data": "nonsense"},
+        {"event": "pusher_internal:subscription_succeeded", "channel": "a", "data": {"presence": {"ids": 5}}},
+    ],
+)
+async def test_a_lie_ends_the_reading_with_an_exception(lie):
+    async with (
+        scripted([GREETING]) as (url, opened),
+        Subscriber(url=url) as subscriber,
+        subscriber.subscribe("a") as channel,
+    ):
+        await opened[0].send_json({"event": "e", "channel": "a", "data": "before"})
+        await (opened[0].send_str(lie) if isinstance(lie, str) else opened[0].send_json(lie))
+        assert (await anext(channel)).data == "before"
+        with pytest.raises(ProtocolError):
+            await anext(channel)
