@@ -44,6 +44,7 @@ extensions = [
         "_sockets",
         "_fanout",
         "_engine",
+        "_openssl",
         "_tls",
     )
 ]

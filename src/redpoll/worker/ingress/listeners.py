@@ -193,7 +193,7 @@ class Listeners:
             self._gate.http.limit_reached("address")
             sock.close()
             return
-        tls = TlsSocket(self._poller, certificate.newest, connection, self._handshake_over)
+        tls = certificate.socket_for(self._poller, connection, self._handshake_over)
         try:
             self._poller.adopt(sock.detach(), tls)
         except BaseException:
