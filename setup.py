@@ -45,6 +45,7 @@ extensions = [
         "_sockets",
         "_fanout",
         "_engine",
+        "_openssl",
         "_tls",
     )
 ]

@@ -63,7 +63,7 @@ def build() -> dict[str, str]:
     """The environment in which the instrumented extensions can be imported."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     coverage = FOLDER / "coverage.so"
-    source = ROOT / "bench" / "coverage.c"
+    source = Path(__file__).with_name("coverage.c")
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", coverage, source], check=True)
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-base", FOLDER, "--build-lib", FOLDER / "lib"]
     flags = {

@@ -50,8 +50,9 @@ class SocketTargets:
 
     def __init__(self, folder: Path) -> None:
         from redpoll import _engine, _fanout
+        from redpoll._openssl import KEY_BYTES, Context, set_ticket_keys
         from redpoll._sockets import Poller
-        from redpoll._tls import TlsSocket
+        from redpoll._tls import OpenSslSocket, PythonTlsSocket
 
         class Recorder(_engine.WebSocket):
             """Its callbacks are in `heard`; `begun`: a head has begun."""
@@ -95,12 +96,16 @@ class SocketTargets:
             def released(self) -> None:
                 self.heard.append(("released",))
 
-        self.engine, self.fanout, self.recorder, self.tls_type = _engine, _fanout, Recorder, TlsSocket
+        self.engine, self.fanout, self.recorder = _engine, _fanout, Recorder
         self.reference = load(ROOT / "tests" / "ext" / "reference.py")
         folder.mkdir(parents=True, exist_ok=True)
         certificate = load(ROOT / "tests" / "certs.py").self_signed(folder)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(*certificate)
+        set_ticket_keys([bytes(KEY_BYTES)])
+        direct = Context(certificate[1].read_bytes() + certificate[0].read_bytes())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        # By the lowest bit of an input's first size.
+        self.tls_types = ((OpenSslSocket, direct), (PythonTlsSocket, context))
         self.trusting = ssl.create_default_context(cafile=certificate[0])
         self.trusting_old = ssl.create_default_context(cafile=certificate[0])
         self.trusting_old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -228,9 +233,8 @@ class Conversation:
     async def run(self) -> None:
         poller, bits = self.targets.poller, self.bits
         if bits & TLS:
-            self.server = self.targets.tls_type(
-                poller, lambda: self.targets.context, self.ws, lambda tls, fault: self.settled.append(fault)
-            )
+            kind, served_by = self.targets.tls_types[self.cuts[0] & 1]
+            self.server = kind(poller, lambda: served_by, self.ws, lambda tls, fault: self.settled.append(fault))
             self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             context = self.targets.trusting_old if bits & OLD else self.targets.trusting
             self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")

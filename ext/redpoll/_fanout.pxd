@@ -47,6 +47,11 @@ cdef union Seats:
     Seat* heap
 
 
+cdef class Transport(Polled):
+    # What has a sink's socket and encrypts its bytes.
+    cdef int write_bytes(self, const char* at, Py_ssize_t size) except -1
+
+
 @cython.no_gc
 cdef class Sink(Polled):
     # Owned; shared by all sinks of the process.

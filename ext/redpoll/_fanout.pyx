@@ -421,6 +421,14 @@ cdef class Sink(Polled):
         return 0
 
 
+cdef class Transport(Polled):
+    """What a sink without a descriptor writes through, in the poller's turns: subclass it (_tls.pyx)."""
+
+    cdef int write_bytes(self, const char* at, Py_ssize_t size) except -1:
+        """Write all of it, or keep what there is no room for and call the sink's pause_writing()."""
+        return 0
+
+
 # -- audiences -----------------------------------------------------------------------------------------------
 
 
@@ -1060,19 +1068,34 @@ cdef class Flusher:
     cdef int write_through_transport(self, Sink sink, Chain* chain, bint urgent) except -1:
         """Write the frames of `chain` in one write of a TLS transport. Of a long chain, only the first frames: what the
         transport has can't be dropped any more."""
-        cdef bytes data
-        if chain.size > TRANSPORT_WRITE_BYTES and chain.frames > 1:
+        cdef:
+            bytes data
+            const char* at
+            Py_ssize_t size = chain.size
+        if size > TRANSPORT_WRITE_BYTES and chain.frames > 1:
             return self.hand_rest(sink, chain, urgent, TRANSPORT_WRITE_BYTES, True)
-        if chain.frames == 1:
-            data = <bytes> chain.frame
-        else:
-            data = PyBytes_FromStringAndSize(self.join(chain), chain.size)
         self.frames_written += chain.frames
+        # The caller's hold on the chain is the sink's, which is given up last.
         if urgent:
             sink.urgent = NULL
         else:
             sink.unsent_chain = NULL
-        release(chain, 1)
+        try:
+            if isinstance(sink.transport, Transport):
+                # Encrypted from where the frames lie; joined ones lie there for all sinks that have the same.
+                at = PyBytes_AS_STRING(<bytes> chain.frame) if chain.frames == 1 else self.join(chain)
+                self.writes += 1
+                self.bytes_written += size
+                (<Transport> sink.transport).write_bytes(at, size)
+                if sink.paused:
+                    sink.buffered = <uint32_t> size
+                return 0
+            if chain.frames == 1:
+                data = <bytes> chain.frame
+            else:
+                data = PyBytes_FromStringAndSize(self.join(chain), size)
+        finally:
+            release(chain, 1)
         return self.hand(sink, data)
 
     cdef int hand_rest(self, Sink sink, Chain* chain, bint urgent, size_t sent, bint unsent) except -1:

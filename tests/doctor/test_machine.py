@@ -3,6 +3,7 @@ from redis.asyncio import Redis
 
 from certs import self_signed
 from ports import reserved_ports
+from redpoll import _openssl
 from redpoll.config import config
 from redpoll.doctor import machine
 from redpoll.doctor.report import Verdict
@@ -54,6 +55,15 @@ def test_a_key_of_another_certificate_fails(tmp_path):
     assert bad.verdict is Verdict.FAILED
     assert "is not the key of the certificate" in bad.seen
     assert machine.certificate(settings()).verdict is Verdict.SKIPPED
+
+
+def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(_openssl, "missing", lambda: "OpenSSL is linked into Python itself")
+    cert, key = self_signed(tmp_path)
+    found = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=key))
+    assert found.verdict is Verdict.WARNING
+    assert "OpenSSL is linked into Python itself" in found.seen
+    assert found.remedy
 
 
 async def test_an_unreachable_redis_fails_and_its_password_is_not_shown():

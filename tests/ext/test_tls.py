@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -10,11 +11,12 @@ import time
 import pytest
 
 from certs import self_signed
-from redpoll import _engine
+from redpoll import _engine, _openssl
 from redpoll._engine import OPEN
 from redpoll._fanout import Flusher
+from redpoll._openssl import KEY_BYTES, Context, set_ticket_keys
 from redpoll._sockets import Poller
-from redpoll._tls import TlsSocket
+from redpoll._tls import OpenSslSocket, PythonTlsSocket
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +27,10 @@ def certificate(tmp_path_factory):
 class Client:
     """The other end: a socket and an SSLObject. `word()` is what is to be sent."""
 
-    def __init__(self, sock, context):
+    def __init__(self, sock, context, session=None):
         self.sock = sock
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost", session=session)
         self.step(self.tls.do_handshake)
 
     @staticmethod
@@ -53,6 +55,7 @@ class Client:
     async def shake(self):
         await self.send()
         while not self.step(self.tls.do_handshake):
+            await self.send()
             assert await self.receive()
         await self.send()
 
@@ -74,21 +77,25 @@ class Client:
 
 
 class Served:
-    """TLS connections of one poller, made by `accept`."""
+    """TLS connections of one poller, made by `accept`, of the type `of`."""
 
-    def __init__(self, recorder, certificate):
+    def __init__(self, recorder, certificate, of):
         loop = asyncio.get_running_loop()
         self.recorder = recorder
         self.poller = Poller(loop)
         self.flusher = flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=self.poller)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(*certificate)
+        self.of = of
+        if of is OpenSslSocket:
+            self.context = Context(certificate[1].read_bytes() + certificate[0].read_bytes())
+        else:
+            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.context.load_cert_chain(*certificate)
         self.trusting = ssl.create_default_context(cafile=certificate[0])
         self.settled = []
         self.sockets = []
         self.clients = []
 
-    def accept(self, buffer_bytes=0):
+    def accept(self, buffer_bytes=0, session=None):
         """A connection of which nothing has been sent yet: its WebSocket and the client."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             theirs = socket.socket()
@@ -100,14 +107,14 @@ class Served:
             theirs.setblocking(False)
             ours, _ = listening.accept()
         ws = self.recorder(self.flusher)
-        tls = TlsSocket(self.poller, lambda: self.context, ws, lambda tls, fault: self.settled.append(fault))
+        tls = self.of(self.poller, lambda: self.context, ws, lambda tls, fault: self.settled.append(fault))
         self.sockets.append(tls)
         self.poller.adopt(ours.detach(), tls)
-        return ws, Client(theirs, self.trusting)
+        return ws, Client(theirs, self.trusting, session)
 
-    async def connect(self, head, buffer_bytes=0):
+    async def connect(self, head, buffer_bytes=0, session=None):
         """An open WebSocket and its client."""
-        ws, client = self.accept(buffer_bytes)
+        ws, client = self.accept(buffer_bytes, session)
         await client.shake()
         await client.write(head)
         assert (await client.read(129)).startswith(b"HTTP/1.1 101 ")
@@ -115,10 +122,19 @@ class Served:
         return ws, client
 
 
-@pytest.fixture
-async def served(recorder, certificate, wait_until):
-    served = Served(recorder, certificate)
+def kinds():
+    """What a server may use here: where Python has OpenSSL linked in, only Python's module."""
+    return [PythonTlsSocket] if _openssl.missing() else [OpenSslSocket, PythonTlsSocket]
+
+
+@pytest.fixture(params=kinds(), ids=lambda of: of.__name__)
+async def served(request, recorder, certificate, wait_until):
+    served = Served(recorder, certificate, request.param)
     yield served
+    await end(served, wait_until)
+
+
+async def end(served, wait_until):
     for client in served.clients:
         client.close()
     for tls in served.sockets:
@@ -282,6 +298,152 @@ async def test_a_tampered_record_closes(served, head, wait_until):
     client.sock.send(word)
     await wait_until(lambda: ws.heard)
     assert ws.heard == [("closed", 1006, "")]
+
+
+# -- hostile peers ---------------------------------------------------------------------------------------------
+
+
+async def test_no_byte_of_the_handshake_may_be_wrong(served, head, wait_until):
+    """Each of the client's last message is damaged in turn: no connection comes of it, and none leaks."""
+    _, first = served.accept()
+    await first.send()
+    while not first.step(first.tls.do_handshake):
+        assert await first.receive()
+    size = len(first.word())
+    for at in range(0, size, 5):
+        ws, client = served.accept()
+        await client.send()
+        while not client.step(client.tls.do_handshake):
+            assert await client.receive()
+        word = bytearray(client.word())
+        word[at % len(word)] ^= 0x41
+        client.sock.send(word)
+        client.sock.shutdown(socket.SHUT_WR)
+        count = len(served.sockets) - 1
+        await wait_until(lambda count=count: len(served.settled) == count)
+        assert served.settled[-1]
+        assert ws.heard == []
+
+
+async def test_records_that_are_cut_at_each_byte_are_read(served, head, reference, wait_until):
+    ws, client = await served.connect(head)
+    client.tls.write(reference.client_frame(1, b"hello"))
+    client.tls.write(reference.client_frame(1, b"x" * 100))
+    stream = client.word()
+    for at in range(len(stream)):
+        client.sock.send(stream[at : at + 1])
+        await asyncio.sleep(0)
+    await wait_until(lambda: len(texts(ws)) == 2)
+    assert texts(ws) == [b"hello", b"x" * 100]
+
+
+async def test_a_record_that_is_too_long_closes(served, head, wait_until):
+    ws, client = await served.connect(head)
+    client.sock.send(b"\x17\x03\x03\x50\x00" + b"x" * 20_480)
+    await wait_until(lambda: ws.heard)
+    assert ws.heard == [("closed", 1006, "")]
+
+
+async def test_plain_bytes_after_the_handshake_close(served, head, wait_until):
+    ws, client = await served.connect(head)
+    client.sock.send(b"GET / HTTP/1.1\r\n\r\n")
+    await wait_until(lambda: ws.heard)
+    assert ws.heard == [("closed", 1006, "")]
+
+
+async def test_an_older_protocol_is_refused(served, wait_until):
+    _, client = served.accept()
+    hello = bytearray(client.word())
+    # A ClientHello of TLS 1.1 has no supported_versions; an unknown extension takes its place (RFC 8446 4.2.1).
+    at = hello.index(b"\x00\x2b\x00\x05\x04\x03\x04\x03\x03")
+    hello[at : at + 2] = b"\xfa\xfa"
+    hello[9:11] = b"\x03\x02"
+    client.sock.send(hello)
+    while await client.receive():
+        pass
+    client.sock.close()
+    await wait_until(lambda: served.settled)
+    assert "SSL" in served.settled[0]
+
+
+# -- session tickets -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys():
+    """Three ticket keys; the first is in use."""
+    if _openssl.missing():
+        pytest.skip(_openssl.missing())
+    made = [os.urandom(KEY_BYTES) for _ in range(3)]
+    set_ticket_keys(made[:1])
+    yield made
+    set_ticket_keys([])
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda version: version.name)
+async def direct(request, keys, recorder, certificate, wait_until):
+    """Connections of OpenSSL called by us, in both versions of TLS."""
+    served = Served(recorder, certificate, OpenSslSocket)
+    served.trusting.minimum_version = served.trusting.maximum_version = request.param
+    yield served
+    await end(served, wait_until)
+
+
+async def resumes(served, head, session):
+    """Whether a client with this session is resumed; and its next session."""
+    _, client = await served.connect(head, session=session)
+    assert client.tls.session_reused == served.sockets[-1].resumed
+    return client.tls.session_reused, client.tls.session
+
+
+async def test_a_ticket_is_accepted(direct, head):
+    _, session = await resumes(direct, head, None)
+    resumed, later = await resumes(direct, head, session)
+    assert resumed
+    assert (await resumes(direct, head, later))[0]
+
+
+async def test_a_ticket_of_the_key_before_is_accepted_and_replaced(direct, head, keys):
+    _, session = await resumes(direct, head, None)
+    set_ticket_keys([keys[1], keys[0]])
+    resumed, later = await resumes(direct, head, session)
+    assert resumed
+    set_ticket_keys([keys[2], keys[1]])
+    assert (await resumes(direct, head, later))[0]
+
+
+async def test_a_ticket_of_an_older_key_costs_a_full_handshake(direct, head, keys):
+    _, session = await resumes(direct, head, None)
+    set_ticket_keys([keys[2], keys[1]])
+    resumed, later = await resumes(direct, head, session)
+    assert not resumed
+    assert (await resumes(direct, head, later))[0]
+
+
+async def test_a_ticket_with_the_name_of_our_key_and_another_secret_costs_a_full_handshake(direct, head, keys):
+    _, session = await resumes(direct, head, None)
+    set_ticket_keys([keys[0][:16] + keys[1][16:]])
+    assert not (await resumes(direct, head, session))[0]
+
+
+async def test_another_worker_with_the_same_keys_accepts_a_ticket(direct, head, recorder, certificate, wait_until):
+    """It has the certificate and the keys, and nothing else in common."""
+    _, session = await resumes(direct, head, None)
+    # A session belongs to the client's context.
+    other = Served(recorder, certificate, OpenSslSocket)
+    other.trusting = direct.trusting
+    assert (await resumes(other, head, session))[0]
+    await end(other, wait_until)
+
+
+async def test_without_keys_no_session_is_resumed(direct, head):
+    set_ticket_keys([])
+    _, session = await resumes(direct, head, None)
+    if session is not None:
+        assert not (await resumes(direct, head, session))[0]
+
+
+# -- many at once ----------------------------------------------------------------------------------------------
 
 
 def answered(clients):

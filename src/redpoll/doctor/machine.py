@@ -142,7 +142,19 @@ def certificate(settings: Settings) -> Finding:
         read_pair(settings.tls_cert, settings.tls_key)
     except PairError as error:
         return failed("Certificate", str(error), "redpoll can't serve TLS with these files")
-    return ok("Certificate", f"{settings.tls_cert} and {settings.tls_key} belong together")
+    # A wheel for other systems has no engine, and no server needs this there.
+    from redpoll import _openssl
+
+    seen = f"{settings.tls_cert} and {settings.tls_key} belong together"
+    reason = _openssl.missing()
+    if reason is None:
+        return ok("Certificate", seen)
+    return warning(
+        "Certificate",
+        f"{seen}; {reason}",
+        "workers use Python's ssl module for TLS: more memory and processor time, and tickets of one worker only",
+        "run redpoll with a Python that loads the system's OpenSSL 3, such as Debian's own",
+    )
 
 
 async def redis_server(settings: Settings) -> Finding:

@@ -28,6 +28,7 @@ from redpoll.host.first_start import FirstStart
 from redpoll.host.fitness import ControlFitness
 from redpoll.host.heartbeat import Heartbeat
 from redpoll.host.system import has_terminal, notify_systemd, notify_watchdog
+from redpoll.host.ticket_keys import TicketKeyring
 from redpoll.ipc.messages import (
     AdminCreated,
     AppCreated,
@@ -106,6 +107,9 @@ class Supervisor:
         self._first_start = FirstStart(settings, place.folder)
         self._children = children = Children(settings, place, sockets, self._send_alive, self._started, self._received)
         self._heartbeat = Heartbeat(children.redis_url, settings.redis_prefix, children.run, self._describe, self)
+        self._tickets: TicketKeyring | None = None
+        if sockets.tls:
+            self._tickets = TicketKeyring(children.redis_url, settings.redis_prefix, children.workers, self._announce)
         self._cut_off = CutOffWorkers(children.workers, self._heartbeat, self._send_alive)
 
     async def run(self) -> int:
@@ -134,6 +138,8 @@ class Supervisor:
     async def _start(self) -> None:
         await self._children.start()
         self._heartbeat.start()
+        if self._tickets is not None:
+            self._tickets.start()
         self._cut_off.start()
 
     def _start_done(self, starting: asyncio.Task[None]) -> None:
@@ -143,6 +149,8 @@ class Supervisor:
     def _started(self, child: Child) -> None:
         """Tells a new process what it must know."""
         if child.process:
+            if self._tickets is not None:
+                self._tickets.tell(child)
             if self._shard_key is not None:
                 child.send(ShardKey(self._shard_key))
             if self._joined and self._directory_version is not None:
@@ -294,6 +302,9 @@ class Supervisor:
         """When all children are ready for the first time."""
         if self._announced or not all(child.ready for child in self._children.ours):
             return
+        if self._tickets is not None and not self._tickets.is_settled:
+            # Clients that come back after a restart resume their TLS sessions.
+            return
         self._announced = True
         self._children.control.send(WorkersReady())
         self._first_start.announce(*self._ports)
@@ -423,6 +434,8 @@ class Supervisor:
         self._children.control.send(Stop())
         await self._children.control.wait_ended(_CONTROL_ENDS_WITHIN_S)
         await self._heartbeat.leave()
+        if self._tickets is not None:
+            await self._tickets.close()
         self._children.redis.signal(signal.SIGTERM)
         await self._children.redis.wait_ended(_REDIS_ENDS_WITHIN_S)
         self._life.become(Lifecycle.STOPPED)

@@ -53,6 +53,7 @@ __all__ = [
     "Start",
     "Stop",
     "TellReach",
+    "TicketKeys",
     "ToControl",
     "ToWorker",
     "WorkersCutOff",
@@ -151,6 +152,12 @@ class DirectoryVersion(Message, frozen=True):
 
 class CertificateChanged(Message, frozen=True):
     """The TLS certificate's file was replaced."""
+
+
+class TicketKeys(Message, frozen=True):
+    """The keys of TLS session tickets in hex, the newest first (host/ticket_keys.py). At most two."""
+
+    keys: Sequence[str]
 
 
 class TellReach(Message, frozen=True):
@@ -296,6 +303,7 @@ ToWorker: TypeAlias = (
     | ShardKey
     | DirectoryVersion
     | CertificateChanged
+    | TicketKeys
     | TellReach
     | EndService
     | ReturnToService

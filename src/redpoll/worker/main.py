@@ -48,6 +48,7 @@ from redpoll.ipc.messages import (
     Start,
     Stop,
     TellReach,
+    TicketKeys,
     ToWorker,
 )
 from redpoll.loop.slices import walk
@@ -63,6 +64,7 @@ from redpoll.worker.hub.hub import Hub
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
+from redpoll.worker.ingress.tls import use_ticket_keys
 from redpoll.worker.replay.user_resume import UserResume
 from redpoll.worker.statistics import Statistics
 from redpoll.worker.timers.backpressure import Backpressure
@@ -276,6 +278,8 @@ class Worker:
                 self._settings_changed(message.changes)
             case CertificateChanged():
                 self.listeners.reload()
+            case TicketKeys():
+                use_ticket_keys(message.keys)
             case Evacuate():
                 self.evacuate(message.within_s, message.max_per_s)
             case Serve():

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import websockets
+from structlog.testing import capture_logs
 
 from bus_publishing import publish_all
 from certs import self_signed
 from edge import Edge, first_frame, upgrade
+from redpoll import _openssl
 from redpoll.worker.ingress.tls import Certificate, CertificateError, give_memory_back
-from redpoll.worker.timers import janitor
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"
@@ -148,9 +149,9 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
     assert edge.worker.flusher.overruns == 0
 
 
-async def test_a_close_does_not_wait_for_close_notify(bench, edge, wait_until, monkeypatch):
+async def test_a_close_does_not_wait_for_close_notify(bench, edge, wait_until):
     """A client that sends none would hold its descriptor."""
-    monkeypatch.setattr(janitor, "_CLOSE_TIMEOUT_S", 0.5)
+    edge.worker.janitor.close_timeout_s = 0.5
     reader, writer = await edge.connect()
     writer.write(upgrade("/app/unknown"))
     await first_frame(reader)
@@ -191,9 +192,29 @@ async def test_tls_1_2_has_authenticated_encryption_only(edge, cipher, is_taken)
             await asked
 
 
-def test_no_cipher_of_tls_1_2_is_without_forward_secrecy(tmp_path):
+@pytest.fixture
+def linked_in(monkeypatch):
+    """As where Python has OpenSSL linked in."""
+    monkeypatch.setattr(_openssl, "load", lambda: False)
+    monkeypatch.setattr(_openssl, "missing", lambda: "OpenSSL is linked into Python itself")
+
+
+async def test_where_openssl_cannot_be_called_pythons_module_does_it_and_the_log_says_so(bench, tmp_path, linked_in):
+    with capture_logs() as logs:
+        edge = Edge(await bench.start(), tmp_path)
+    (line,) = [line for line in logs if "TLS" in line["event"]]
+    assert line["reason"] == "OpenSSL is linked into Python itself"
+    await edge.listeners.open()
+    client = await secure_client(bench, edge)
+    await client.subscribe("news")
+    await bench.publish("news", "n", "hello")
+    assert (await client.until("n"))["data"] == "hello"
+    edge.close()
+
+
+def test_no_cipher_of_tls_1_2_is_without_forward_secrecy(tmp_path, linked_in):
     """Whatever certificate it is: the list of the Python build doesn't count."""
-    ciphers = Certificate(*map(str, self_signed(tmp_path))).newest().get_ciphers()
+    ciphers = Certificate(*map(str, self_signed(tmp_path)))._newest().get_ciphers()
     assert {(one["kea"], one["aead"]) for one in ciphers if one["protocol"] == "TLSv1.2"} == {("kx-ecdhe", True)}
 
 

@@ -192,6 +192,10 @@ class Keys:
     def occupied(self, at: int, app_id: str) -> bytes:
         return b"%ba:%b" % (self.heads[at], app_id.encode())
 
+    def ticket_key(self, period: int) -> bytes:
+        """`period` counts host/ticket_keys.py's periods since 1970."""
+        return b"%btickets:%d" % (self.heads[0], period)
+
     def places(self, app_id: str) -> bytes:
         return b"%bpl:%b" % (self.shards.head(app_id, "%places"), app_id.encode())
 

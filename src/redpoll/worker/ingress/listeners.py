@@ -191,7 +191,7 @@ class Listeners:
             self._gate.http.limit_reached("address")
             sock.close()
             return
-        tls = TlsSocket(self.poller, certificate.newest, connection, self._handshake_over)
+        tls = certificate.socket_for(self.poller, connection, self._handshake_over)
         try:
             self.poller.adopt(sock.detach(), tls)
         except BaseException:

@@ -1,0 +1,231 @@
+"""What TLS costs: connections, handshakes, deliveries, beside a server in C that only calls OpenSSL.
+
+    python -m bench.load.tls [--connections 5000] [--handshakes 3000] [--rounds 200] [--json FILE]
+
+One worker, and bench/load/bare_tls.c with the same certificate (ECDSA P-256); clients are bench/load/tls_crowd.c. Both
+are measured in turns, by the processor time of the worker and of the C server. Not measured: wall times.
+
+- idle: growth of the resident set for a subscribed connection; traffic: after 20 events and a ping.
+- half: the same for a connection that has sent its first message and doesn't go on.
+- full, resumed: connect, handshake, upgrade and subscribe.
+- single, batch: deliveries to 1,000 clients, one event at a time, and ten in one SSL_write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from bench.arguments import parser_of
+from bench.driver import Address, data_of, frame_bytes, publish_request
+from bench.load.stalls import ran_s
+from bench.report import machine, print_table, save
+from certs import self_signed
+from server import Server, rss_bytes
+
+HERE = Path(__file__).parent
+CHANNEL = "tls"
+SUBSCRIBERS = 1000
+WARM = 100
+AT_ONCE = 64
+HALF = 500
+# Smallest shares of the C server's speed, and largest of its memory.
+GOALS = {"idle": 1.3, "traffic": 1.4, "full": 0.75, "resumed": 0.75, "single": 0.85, "batch": 0.85}
+
+
+class Process:
+    """A program that answers each line on stdin by one on stdout."""
+
+    def __init__(self, *command: object) -> None:
+        self._process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def say(self, *words: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> list[int]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a program in C has ended: {self._process.args} {self._process.wait(10)}")
+        return [int(word) for word in line.split() if word.isdigit()]
+
+    def ask(self, *words: object) -> list[int]:
+        self.say(*words)
+        return self.hear()
+
+
+class Side:
+    """One of the two servers: its process, its port, and how to send `frames` events to all clients at once."""
+
+    def __init__(self, pid: int, port: int, key: str, send: Callable[[int], None], program: Path) -> None:
+        self.pid, self.port, self.key, self.send, self.program = pid, port, key, send, program
+
+    @contextmanager
+    def crowd(self) -> Iterator[Process]:
+        with Process(self.program, "127.0.0.1", self.port, self.key, CHANNEL) as crowd:
+            yield crowd
+
+    def deliver(self, crowd: Process, frames: int, clients: int) -> None:
+        """Until all have got it."""
+        crowd.ask("expect", frames * clients * frame_bytes(CHANNEL))
+        self.send(frames)
+        if crowd.hear() != [0]:
+            raise SystemExit("a client was lost")
+
+    def memory(self, connections: int) -> dict[str, float]:
+        with self.crowd() as crowd:
+            crowd.ask("open", WARM, AT_ONCE, 0)
+            before = rss_bytes(self.pid)
+            crowd.ask("open", connections, AT_ONCE, 0)
+            time.sleep(1)
+            idle = rss_bytes(self.pid) - before
+            for _ in range(20):
+                self.deliver(crowd, 1, connections)
+            crowd.ask("ping")
+            time.sleep(1)
+            used = rss_bytes(self.pid) - before
+            crowd.ask("close")
+        return {"idle": idle / (connections - WARM), "traffic": used / (connections - WARM)}
+
+    def half(self) -> float:
+        with self.crowd() as crowd:
+            before = rss_bytes(self.pid)
+            crowd.ask("hello", HALF)
+            held = rss_bytes(self.pid) - before
+            crowd.ask("close")
+        return held / HALF
+
+    def handshakes(self, count: int, *, resumed: bool) -> float:
+        """Microseconds of the processor for each."""
+        with self.crowd() as crowd:
+            crowd.ask("open", WARM, 1, 0)
+            before = ran_s(self.pid)
+            _, were_resumed, lost = crowd.ask("open", WARM + count, AT_ONCE, int(resumed))
+            took_s = ran_s(self.pid) - before
+            if lost or were_resumed != count * resumed:
+                raise SystemExit(f"{lost} clients were lost, {were_resumed} of {count} resumed")
+            crowd.ask("close")
+        return took_s / count * 1e6
+
+    def deliveries(self, rounds: int) -> dict[str, float]:
+        found = {}
+        with self.crowd() as crowd:
+            crowd.ask("open", SUBSCRIBERS, AT_ONCE, 0)
+            for name, frames in (("single", 1), ("batch", 10)):
+                self.deliver(crowd, frames, SUBSCRIBERS)
+                before = ran_s(self.pid)
+                for _ in range(rounds):
+                    self.deliver(crowd, frames, SUBSCRIBERS)
+                found[name] = (ran_s(self.pid) - before) / (rounds * frames * SUBSCRIBERS) * 1e6
+            crowd.ask("close")
+        return found
+
+
+class Publisher:
+    """Publishes through the port without TLS."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def send(self, frames: int) -> None:
+        """On a connection of its own, because an idle one is closed after a while."""
+        with socket.create_connection((self._address.host, self._address.port), 60.0) as connection:
+            connection.sendall(publish_request(self._address, [(CHANNEL, data_of(0, 0))] * frames))
+            if b" 200 " not in (answer := connection.recv(65536)):
+                raise SystemExit(f"a publish was answered {answer!r}")
+
+
+@contextmanager
+def sides() -> Iterator[dict[str, Side]]:
+    with tempfile.TemporaryDirectory(prefix="rptls") as name:
+        folder = Path(name)
+        cert, key = self_signed(folder)
+        pair = folder / "pair.pem"
+        pair.write_bytes(key.read_bytes() + cert.read_bytes())
+        for program in ("bare_tls", "tls_crowd"):
+            source = HERE / f"{program}.c"
+            subprocess.run(["cc", "-O2", "-Wall", "-o", folder / program, source, "-lssl", "-lcrypto"], check=True)
+        options: dict[str, Any] = {"tls_port": 0, "tls_cert": cert, "tls_key": key, "trigger_rate_per_minute": 0}
+        options["max_pending_per_address"] = 4096
+        with Server(workers=1, **options) as server, Process(folder / "bare_tls", pair) as bare:
+            address = Address.parse(server.pusher_url)
+            (port,) = bare.hear()
+
+            def write(frames: int) -> None:
+                bare.ask("write", frames, frame_bytes(CHANNEL))
+
+            (worker,) = server.worker_pids()
+            crowd = folder / "tls_crowd"
+            own_port = int(server.tls_url.rpartition(":")[2])
+            yield {
+                "redpoll": Side(worker, own_port, address.app_key, Publisher(address).send, crowd),
+                "bare": Side(bare.pid, port, "key", write, crowd),
+            }
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    rows: dict[str, dict[str, list[float]]] = {}
+    with sides() as both:
+
+        def note(row: str, name: str, value: float) -> None:
+            rows.setdefault(row, {}).setdefault(name, []).append(value)
+
+        for turn in range(options.repeat):
+            for name, side in both.items():
+                if turn == 0:
+                    # Later turns reuse the memory of the first one.
+                    note("half", name, side.half())
+                    for row, value in side.memory(options.connections).items():
+                        note(row, name, value)
+                note("full", name, side.handshakes(options.handshakes, resumed=False))
+                note("resumed", name, side.handshakes(options.handshakes, resumed=True))
+                for row, value in side.deliveries(options.rounds).items():
+                    note(row, name, value)
+    return {row: {name: min(values) for name, values in found.items()} for row, found in rows.items()}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--connections", type=int, default=5000)
+    parser.add_argument("--handshakes", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    print(json.dumps(machine()))
+    found = measure(options)
+    rows = []
+    for name, row in found.items():
+        is_memory = name in ("idle", "traffic", "half")
+        ratio = row["redpoll"] / row["bare"] if is_memory else row["bare"] / row["redpoll"]
+        digits = 0 if is_memory else 2
+        rows.append(
+            [name, *(f"{row[side]:,.{digits}f}" for side in ("redpoll", "bare")), f"{ratio:.2f}", GOALS.get(name, "–")]
+        )
+    print_table(["what", "redpoll, bytes or µs", "bare C, bytes or µs", "ratio", "goal"], rows)
+    if options.json is not None:
+        save(options.json, "tls", found)
+
+
+if __name__ == "__main__":
+    main()
