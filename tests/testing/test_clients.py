@@ -102,7 +102,7 @@ async def fixtures(server: Any, request: pytest.FixtureRequest) -> AsyncIterator
             yield made
 
 
-@pytest.mark.parametrize(("function", "values"), rows())
+@pytest.mark.parametrize(("function", "values"), list(rows()))
 async def test_row(function: Callable[..., Any], values: dict[str, Any], fixtures: dict[str, Any], monkeypatch) -> None:
     known = {**fixtures, **values, "monkeypatch": monkeypatch}
     await function(**{name: known[name] for name in inspect.signature(function).parameters})
