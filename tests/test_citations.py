@@ -2,7 +2,7 @@
 
 A citation is `protocol/README.md "Close codes"`: a Markdown file, relative to the repository, to `src/redpoll` or to
 `deploy/docs`, and one of its headings in quotes. It may be wrapped over lines. Links within Markdown are checked as
-well, with their anchors.
+well, with their anchors, and the modules that READMEs name in backticks.
 """
 
 import os
@@ -35,6 +35,7 @@ FOREIGN = re.compile(
 # A page, and perhaps a heading in quotes after it. A comment may be wrapped between the two.
 CITATION = re.compile(r"(?<![\w/.-])([\w./-]*\w\.md)(?![\w-])(?:[`\s#]+\\?\"([^\"\\]+)\\?\")?")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+MODULE = re.compile(r"`((?:\.\./)*(?:\w+/)*\w+\.(?:py|pyx|pxd|lua))`")
 HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
@@ -48,6 +49,9 @@ def texts() -> list[Path]:
             found += [path for name in files if (path := Path(place, name)).suffix in SUFFIXES]
     found += [path for path in (ROOT / ".ci").glob("*") if path.is_file()]
     return sorted(path for path in found if path != Path(__file__))
+
+
+TEXTS = texts()
 
 
 def name_of(path: Path) -> str:
@@ -126,7 +130,7 @@ def test_allowances_are_still_needed():
     assert not written, f"remove from STILL_UNWRITTEN: {sorted(written)}"
 
 
-@pytest.mark.parametrize("page", [path for path in texts() if path.suffix == ".md"], ids=name_of)
+@pytest.mark.parametrize("page", [path for path in TEXTS if path.suffix == ".md"], ids=name_of)
 def test_links_lead_somewhere(page: Path):
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", target):
@@ -136,6 +140,27 @@ def test_links_lead_somewhere(page: Path):
         assert linked.exists() or name_of(linked.resolve()) in STILL_UNWRITTEN, f"{target} doesn't exist"
         if anchor and linked.suffix == ".md":
             assert anchor in anchors_of(linked), f"{target}: the anchors are {sorted(anchors_of(linked))}"
+
+
+def module_exists(name: str, page: Path) -> bool:
+    """`name` is relative to the folder of `page`, to its package, `src/redpoll`, the repository or the scripts' folder.
+    A name without a folder may also be that of a module further down."""
+    package = ROOT / "src" / "redpoll"
+    bases = [page.parent, *(base for base in page.parents if package in base.parents), package, ROOT]
+    if any((base / name).is_file() for base in [*bases, package / "cluster" / "lua"]):
+        return True
+    return "/" not in name and any(path.name == name for path in TEXTS if page.parent in path.parents)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [path for path in TEXTS if path.name == "README.md" and name_of(path).startswith(("src/", "ext/", "tests/"))],
+    ids=name_of,
+)
+def test_modules_named_by_readmes_exist(page: Path):
+    text = page.read_text()
+    missing = sorted(name for name in set(MODULE.findall(text)) if not module_exists(name, page))
+    assert not missing, f"no such modules: {missing}; name them from this folder, its package or src/redpoll on"
 
 
 def test_the_page_of_failures_names_tests_metrics_and_log_events_that_exist():

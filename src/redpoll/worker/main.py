@@ -218,14 +218,14 @@ class Worker:
             self.child_pipe.send(ListenersClosed())
 
     def drain(self, max_per_s: float | None = None) -> None:
-        """Close all connections with 4200, remove this worker from Redis, and end. `max_per_s` as in Drain."""
+        """Close all connections with 4200, remove this worker from Redis, and end. `max_per_s` as in Stop."""
         self.stop_listening()
         if not self._stop.done():
             self._stop.set_result(max_per_s)
 
     def evacuate(self, within_s: float, max_per_s: float | None = None) -> None:
         """Close all connections with 4200 within this time and admit no more; everything else goes on. `max_per_s` as
-        in Drain."""
+        in Evacuate."""
         if self.life.ends:
             return
         self.life.become(Lifecycle.EVACUATING)

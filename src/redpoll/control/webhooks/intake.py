@@ -103,9 +103,9 @@ class Intake:
         self._store_error = ""
         # Endpoints that we know and the store doesn't.
         self._missing: set[str] = set()
-        # The last drain found neither rows nor delayed leaves.
+        # The last take found neither rows nor delayed leaves.
         self._outbox_empty = False
-        # When to drain next while idle, on the loop's clock.
+        # When to take next while idle, on the loop's clock.
         self._idle_until_s = 0.0
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class Intake:
         return idle and asyncio.get_running_loop().time() < self._idle_until_s
 
     async def take_once(self) -> float:
-        """Drains once and writes the deliveries. Returns the seconds until the next drain is due."""
+        """Takes rows once and writes their deliveries. Returns the seconds until the next take is due."""
         errors = self._outbox.errors
         self._outbox_empty = False
         self._idle_until_s = asyncio.get_running_loop().time() + IDLE_TAKE_EVERY_S
@@ -133,7 +133,7 @@ class Intake:
             taken = await self._outbox.take()
             all_answered = self._outbox.errors == errors
             if all_answered:
-                # Redis has deleted the rows that were committed before this drain.
+                # Redis has deleted the rows that were committed before this take.
                 self._undeleted_since = None
                 self._caught_up = self._caught_up or self._reached_end
             self._reached_end = False

@@ -1,7 +1,7 @@
 """Limits how fast the connections of one client address subscribe.
 
 One connection has limits of its own, but a client may open thousands of connections, and may close them instead of
-unsubscribing. Addresses are counted in the slots of ingress/addresses.py, so a limit is shared by the addresses of a
+unsubscribing. Addresses are counted in the slots of addresses.py, so a limit is shared by the addresses of a
 slot, and connections without a known address have no limit.
 """
 
