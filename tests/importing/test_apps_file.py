@@ -138,3 +138,10 @@ def test_aliases_of_yaml_cannot_fill_the_memory():
     levels = "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 20)}]\n" for n in range(9))
     with pytest.raises(SourceError, match="aliases stand for more than"):
         parse(f"a0: &a0 [x]\n{levels}", "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["apps: " + "[" * 100_000, "apps: " + "{a: " * 100_000, "- " * 100_000])
+def test_yaml_of_any_depth_is_refused(text: str):
+    """libyaml's composer overflows the stack at some ten thousand levels."""
+    with pytest.raises(SourceError, match=r"a\.yaml:1: values are nested too deeply"):
+        parse(text, "a.yaml")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -22,6 +22,8 @@ MAX_BYTES: Final = 16 << 20
 FORMATS: Final = ("toml", "yaml", "json")
 # A YAML file may name one value many times. So many values may be repeated, counting what is in them.
 _MAX_REPEATED: Final = 100_000
+# The file itself needs 5. libyaml's composer calls itself for each level, and would overflow the stack.
+_MAX_YAML_DEPTH: Final = 50
 _MAX_NUMBER: Final = 10**12
 _MAX_SECRET_BYTES: Final = 4_096
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
@@ -199,8 +201,10 @@ def _read_yaml(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
         import yaml
     except ImportError:
         raise SourceError(": YAML needs PyYAML: pip install 'redpoll[yaml]', or write TOML or JSON") from None
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = loader_class(text)
     try:
+        _check_yaml_depth(yaml.parse(text, Loader=loader_class))
         node = loader.get_single_node()
         return None if node is None else _Yaml(loader, lines, faults).value(node, "")
     except (yaml.YAMLError, ValueError) as error:
@@ -209,6 +213,15 @@ def _read_yaml(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
         raise SourceError(f"{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
     finally:
         loader.dispose()
+
+
+def _check_yaml_depth(events: Iterable[Any]) -> None:
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if depth > _MAX_YAML_DEPTH:
+            raise SourceError(f":{event.start_mark.line + 1}: values are nested too deeply")
 
 
 class _Yaml:
