@@ -23,7 +23,9 @@ def test_json_says_where_the_page_is():
     assert process.stdout is not None
     text = b""
     while not text.endswith(b"\n}\n"):
-        text += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, f"the demo ended: {text!r}"
+        text += line
     running = json.loads(text)
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
