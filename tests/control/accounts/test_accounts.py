@@ -163,6 +163,15 @@ async def test_user_of_a_provider_has_the_rights_of_the_last_login(accounts):
     assert {user.name for user in await accounts.users()} >= {"sso:ann", other.user.name}
 
 
+async def test_sessions_end_when_the_provider_gives_no_role_any_more(accounts):
+    plain, other = await accounts.sign_on(identity()), await accounts.sign_on(identity(subject="another subject"))
+    await accounts.withdraw("unknown subject")
+    assert await accounts.session(plain) is not None
+    await accounts.withdraw(identity().subject)
+    assert await accounts.session(plain) is None
+    assert await accounts.session(other) is not None
+
+
 async def test_user_of_a_provider_is_not_changed_here_and_is_not_the_last_admin(accounts):
     await accounts.first_admin("correct horse battery")
     await accounts.sign_on(identity())

@@ -35,6 +35,7 @@ class Provider:
         self.head: dict[str, str] = {}
         self.document: dict[str, object] = {}
         self.key: RSAKey | OctKey = KEY
+        self.published: list[dict[str, object]] = [KEY.as_dict(private=False)]
         self.answer: dict[str, object] | None = None
         self.silent = False
         self.asked: dict[str, str] = {}
@@ -55,7 +56,7 @@ class Provider:
         )
 
     async def keys(self, request: web.Request) -> web.Response:
-        return web.json_response({"keys": [KEY.as_dict(private=False)]})
+        return web.json_response({"keys": self.published})
 
     async def token(self, request: web.Request) -> web.Response:
         self.asked = {name: str(value) for name, value in (await request.post()).items()}
@@ -140,7 +141,10 @@ async def test_code_is_exchanged_with_pkce_and_the_secret(provider):
 async def test_wrong_token_is_refused(provider, claims, head, reason):
     provider.claims |= claims
     provider.head = head
-    assert (await refused(sign_on_of(provider), provider)).reason.startswith(reason)
+    error = await refused(sign_on_of(provider), provider)
+    assert error.reason.startswith(reason)
+    # Sessions are ended for a user of whom the provider says so, and for nobody else.
+    assert error.without_role == (f"{provider.issuer} 42" if "no role" in reason else "")
 
 
 @pytest.mark.parametrize(("ahead_s", "lasts_s"), [(300, 3_600), (-300, 3_600), (0, -300)])
@@ -160,11 +164,26 @@ async def test_wrong_signature_and_algorithm_are_refused(provider):
     assert (await refused(sign_on, provider)).reason == "wrong algorithm: the ID token is signed with 'HS256'"
 
 
+async def test_keys_of_other_kinds_are_ignored(provider):
+    provider.published += [{"kty": "EC", "crv": "P-999", "x": "aa", "y": "bb"}, {"kty": "AKP", "pub": "aa"}]
+    await log_in(sign_on_of(provider), provider)
+
+
+async def test_withdrawn_key_is_refused_when_the_keys_are_fetched_again(provider, monkeypatch):
+    sign_on = sign_on_of(provider)
+    await log_in(sign_on, provider)
+    provider.published = [OTHER.as_dict(private=False)]
+    await log_in(sign_on, provider)
+    monkeypatch.setattr(module, "_KEYS_FOR_S", -1.0)
+    assert (await refused(sign_on, provider)).reason == "wrong signature of the ID token"
+
+
 async def test_wrong_state_and_cookie_are_refused(provider):
     sign_on = sign_on_of(provider)
     error = await refused(sign_on, provider, query="code=c&state=other")
     assert error.reason == "wrong state: the answer belongs to another login"
     assert (await refused(sign_on, provider, cookie="")).reason.startswith("the cookie of the login is missing")
+    assert (await refused(sign_on, provider, query="a&" * 30)).reason.endswith("has more than 20 fields")
     foreign = await sign_on_of(provider, oidc_client_secret="another secret").begin(CALLBACK, "/dashboard")
     assert (await refused(sign_on, provider, cookie=foreign.cookie)).reason.startswith("the cookie of the login is")
     late = SignOn(sign_on._settings, clock=lambda: time.time() - module.BEGUN_WITHIN_S - 1)

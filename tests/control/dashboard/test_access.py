@@ -118,6 +118,7 @@ async def test_public_port_has_no_dashboard(plane):
     [
         ("/dashboard/apps?x=1", "/dashboard/apps?x=1"),
         ("//evil.example/dashboard", "/dashboard"),
+        ("//[", "/dashboard"),
         ("https://evil.example/dashboard", "/dashboard"),
         ("/dashboardevil", "/dashboard"),
         ("/dashboard\\@evil", "/dashboard"),

@@ -207,6 +207,16 @@ class Accounts:
             )
         return plain
 
+    async def withdraw(self, subject: str, address: str = "") -> None:
+        """Ends the sessions of a user to whom the provider gives no role any more. Does nothing without a record."""
+        async with self.store.change() as connection:
+            user = await rows.find_subject(connection, subject)
+            if user is None:
+                return
+            await rows.end_matching_sessions(connection, user_name=user.name)
+            await raise_version(connection)
+            await audit.add(connection, Actor(user.name, address), "login failed", detail="single sign-on: no role")
+
     async def _begin_session(self, connection: AsyncConnection, name: str, id_token: str | None = None) -> str:
         now_s = self._clock()
         plain = secrets.token_urlsafe(32)

@@ -35,7 +35,9 @@ BEGUN_WITHIN_S: Final = 600.0
 CLOCKS_WITHIN_S: Final = 120.0
 _DOCUMENT_FOR_S: Final = 3_600.0
 _FAILED_FOR_S: Final = 2.0
-# Unknown key ids cause a new fetch of the keys, at most as often.
+# A key that the provider withdrew is accepted for this long.
+_KEYS_FOR_S: Final = 3_600.0
+# Unknown key ids, and tokens without one, cause a new fetch of the keys, at most as often.
 _KEYS_AGAIN_AFTER_S: Final = 30.0
 _MAX_TOKEN_CHARS: Final = 16_384
 _MAX_APPS: Final = 1_000
@@ -45,12 +47,13 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._@-]+")
 
 class SignOnError(Exception):
     """A login at the provider was refused. `reason` is for the log; of it, the page shows what stands before the colon.
-    `check` says what to check."""
+    `check` says what to check. `without_role` is the subject of a user whose ID token is right but names no role."""
 
-    def __init__(self, reason: str, check: str) -> None:
+    def __init__(self, reason: str, check: str, without_role: str = "") -> None:
         super().__init__(reason, check)
         self.reason = reason
         self.check = check
+        self.without_role = without_role
 
     def __str__(self) -> str:
         return self.reason
@@ -137,8 +140,11 @@ class SignOn:
 
     async def finish(self, query: str, cookie: str, redirect_uri: str) -> tuple[Identity, str]:
         """Who came back, and the page that the login was for. `query` is that of the callback. Raises SignOnError."""
-        given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
         state = self._opened(cookie)
+        try:
+            given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
+        except ValueError:
+            raise SignOnError("the provider's answer has more than 20 fields", _CHECK_STATE) from None
         if not hmac.compare_digest(given.get("state", "").encode(), state.state.encode()):
             raise SignOnError("wrong state: the answer belongs to another login", _CHECK_STATE)
         document = await self._provider()
@@ -197,23 +203,17 @@ class SignOn:
         raise SignOnError(reason, _CHECK_SIGNATURE)
 
     async def _keys_of(self, document: Mapping[str, Any], key_id: str | None) -> Any:
-        """The provider's keys, fetched again if they lack the key of a token."""
-        from joserfc.errors import JoseError
-        from joserfc.jwk import KeySet
-
+        """The provider's keys, fetched again when they are an hour old, or lack the key of a token."""
         now = time.monotonic()
-        known = self._keys is not None and (key_id is None or any(key.kid == key_id for key in self._keys.keys))
-        if self._keys is None or (not known and now - self._keys_at > _KEYS_AGAIN_AFTER_S):
+        keys = self._keys.keys if self._keys is not None else ()
+        known = key_id is not None and any(key.kid == key_id for key in keys)
+        lasts_s = _KEYS_FOR_S if known else _KEYS_AGAIN_AFTER_S
+        if self._keys is None or now - self._keys_at > lasts_s:
             status, found = await _fetch(document["jwks_uri"])
-            if status != 200 or not isinstance(found, dict):
+            published = found.get("keys") if isinstance(found, dict) else None
+            if status != 200 or not isinstance(published, list):
                 raise SignOnError(f"the provider's keys can't be read: {status}", _CHECK_SIGNATURE)
-            try:
-                self._keys = KeySet.import_key_set({"keys": [key for key in found["keys"] if key.get("use") != "enc"]})
-            except (JoseError, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise SignOnError(
-                    f"the provider's keys can't be read: {type(error).__name__}", _CHECK_SIGNATURE
-                ) from None
-            self._keys_at = now
+            self._keys, self._keys_at = _key_set(published), now
         return self._keys
 
     def _check(self, claims: Mapping[str, Any], nonce: str) -> None:
@@ -242,6 +242,7 @@ class SignOn:
 
     def _identity(self, claims: Mapping[str, Any], token: str) -> Identity:
         settings = self._settings
+        subject = f"{settings.oidc_issuer} {claims['sub']}"
         roles = _words(_claim(claims, settings.oidc_role_claim))
         role = next(
             (
@@ -253,7 +254,8 @@ class SignOn:
         )
         if not role:
             shown = ", ".join(sorted(roles)[:10])[:200] or "none"
-            raise SignOnError(f"the user {claims['sub']!r} has no role here: roles {shown}", _check_role(settings))
+            reason = f"the user {claims['sub']!r} has no role here: roles {shown}"
+            raise SignOnError(reason, _check_role(settings), subject)
         name = next(
             (
                 cleaned
@@ -265,7 +267,7 @@ class SignOn:
         )
         apps = _claim(claims, settings.oidc_apps_claim)
         allowed = None if apps is None else frozenset(list(_words(apps))[:_MAX_APPS])
-        return Identity(f"{settings.oidc_issuer} {claims['sub']}", name, role, allowed, token)
+        return Identity(subject, name, role, allowed, token)
 
     # -- logout
 
@@ -332,6 +334,25 @@ async def _fetch(
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         shown = f"no answer within {WITHIN_S:g} s" if isinstance(error, TimeoutError) else f"{error}"
         raise SignOnError(f"the provider can't be reached: {url}: {shown}", _CHECK_REACH) from None
+
+
+def _key_set(published: list[Any]) -> Any:
+    """The keys that we can use. RFC 7517 section 5: those of other kinds are ignored. Raises SignOnError."""
+    from joserfc.errors import JoseError
+    from joserfc.jwk import KeySet
+
+    keys: list[Any] = []
+    fault = "there is none"
+    for key in published:
+        if not isinstance(key, dict) or key.get("use") == "enc":
+            continue
+        try:
+            keys += KeySet.import_key_set({"keys": [key]}).keys
+        except (JoseError, KeyError, TypeError, ValueError, AttributeError) as error:
+            fault = type(error).__name__
+    if not keys:
+        raise SignOnError(f"the provider's keys can't be read: {fault}", _CHECK_SIGNATURE)
+    return KeySet(keys)
 
 
 def _head_of(token: str) -> tuple[object, str | None]:

@@ -229,7 +229,10 @@ def redirect(path: str, headers: bytes = b"") -> Response:
 
 def own_path(path: str) -> str:
     """`path` if it is a dashboard page, else the overview. Prevents redirects to other sites."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return HOME
     inside = parts.path == HOME or parts.path.startswith(f"{HOME}/")
     # Browsers resolve these, also percent-encoded ones.
     climbs = any(segment in (".", "..") for segment in unquote(parts.path).split("/"))

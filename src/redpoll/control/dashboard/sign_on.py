@@ -68,6 +68,8 @@ class SignOnPages:
         try:
             identity, following = await self._sign_on.finish(request.query, cookie, _address_of(request) + _CALLBACK)
         except SignOnError as error:
+            if error.without_role:
+                await self._accounts.withdraw(error.without_role, address)
             return self._refused(request, error)
         self._throttle.succeeded(address, _name_of(address))
         plain = await self._accounts.sign_on(identity, address)
