@@ -49,7 +49,7 @@ def demo(url: str | None, host: str, port: int, opens: bool, as_json: bool) -> N
         if as_json:
             print_json(running._asdict())
         else:
-            _print(running)
+            _print(running, host)
         if opens:
             import webbrowser
 
@@ -63,7 +63,7 @@ def demo(url: str | None, host: str, port: int, opens: bool, as_json: bool) -> N
         fail(error)
 
 
-def _print(running: Running) -> None:
+def _print(running: Running, host: str) -> None:
     click.echo(f"\n  page       {running.page}")
     if running.dashboard is not None:
         click.echo(f"  dashboard  {running.dashboard}  (user admin, password {running.password})")
@@ -73,4 +73,8 @@ def _print(running: Running) -> None:
         for rule in running.rules:
             click.echo(f"  {rule}")
         click.echo()
+    if running.dashboard is not None and host not in ("127.0.0.1", "localhost", "::1"):
+        click.echo(
+            "Everybody who can open the page can publish with the secret on it, and kill workers of this demo.\n"
+        )
     click.echo("Open the page in two windows. Ctrl-C ends the demo.")
