@@ -131,7 +131,11 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
     assert (by_hand["name"], by_hand["outcome"]) == ("by hand", "switched off")
     assert {app["outcome"] for app in applied(typed, file, "--prune")["apps"]} == {"unchanged"}
     file.write_text("apps = []")
-    assert {app["outcome"] for app in applied(typed, file, "--prune")["apps"]} == {"switched off"}
+    refused = typed("apply", str(file), "--prune")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "has no app, so --prune would switch off all apps" in refused.stderr
+    assert {app["outcome"] for app in applied(typed, file, "--prune", "--dry-run")["apps"]} == {"switched off"}
+    assert "enabled=true" in typed("app", "set", "shop").stdout
 
 
 def test_each_fault_is_named_with_its_line_and_changes_nothing(typed, file):

@@ -58,6 +58,14 @@ def apply(file: Path, dry_run: bool, prune: bool, kind: str | None, settings: co
     parsed = _parsed(file, kind)
     if parsed.faults:
         refuse([parsed.sentence(fault) for fault in parsed.faults])
+    if prune and not parsed.apps and not dry_run:
+        # More often a template that went wrong than what is meant.
+        refuse(
+            [
+                f"{parsed.name} has no app, so --prune would switch off all apps; --dry-run lists them. "
+                "If that is meant, switch each off: redpoll app set ID enabled=false"
+            ]
+        )
     name = f"{parsed.name} by {os.environ.get('SUDO_USER') or _user()}"
     args = {"apps": parsed.apps, "dry_run": dry_run, "prune": prune, "file": name}
     result = run(settings, "app apply", args, timeout_s=_ANSWERS_WITHIN_S)
@@ -130,7 +138,8 @@ def _print(result: dict[str, Any], dry_run: bool) -> None:
 def export(kind: str, settings: config.Settings, as_json: bool) -> None:
     """Print all apps as a file for `redpoll apply`.
 
-    The file has the secrets of keys and webhooks. Of tokens it has names and scopes, because nobody knows them.
+    The file has the secrets of keys and webhooks: `umask 077` before it keeps other users of the machine from reading
+    them. Of tokens it has names and scopes, because nobody knows them.
 
     \b
     Examples:

@@ -383,7 +383,9 @@ class _Checker:
                     row[field] = []
             rows.append({**row, **self._with_secret(row, where)})
             if name == "tokens":
-                rows[-1]["expires_at"] = self._expiry(rows[-1].pop("expires", None), f"{where}.expires")
+                expires = rows[-1].pop("expires", None)
+                rows[-1]["expires_at"] = self._expiry(expires, f"{where}.expires")
+                rows[-1]["dated"] = expires is not None and _DURATION.fullmatch(expires) is None
         return rows
 
     def _with_secret(self, row: dict[str, Any], path: str) -> dict[str, str]:

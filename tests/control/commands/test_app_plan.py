@@ -3,6 +3,7 @@
 import msgspec
 
 from redpoll.control.commands.app_plan import AppPlan, Wanted
+from redpoll.control.records.tokens import new_token
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store.webhooks import Endpoint
 
@@ -16,9 +17,9 @@ def endpoint(name: str, **values) -> Endpoint:
     return Endpoint(**{**fields, "id": name, "format": "service", "created_at": 1.0, **values})
 
 
-def plan(known=SHOP, endpoints=(), tokens=(), prune=False, **wanted) -> AppPlan:
+def plan(known=SHOP, endpoints=(), tokens=(), prune=False, wanted_tokens=(), **wanted) -> AppPlan:
     fields = {"id": "shop", "name": None, "one_key": True, "keys": [], "settings": {}, "history": []}
-    app = msgspec.convert({**fields, "webhooks": [], "tokens": [], **wanted}, Wanted)
+    app = msgspec.convert({**fields, "webhooks": [], "tokens": list(wanted_tokens), **wanted}, Wanted)
     return AppPlan(app, known, endpoints, tokens, NOW, prune, lambda webhook: None)
 
 
@@ -68,3 +69,16 @@ def test_secret_without_a_key_is_that_of_the_only_key():
 def test_hook_mask_is_that_of_the_webhooks_as_they_will_be():
     assert plan(webhooks=[{"url": "https://a.example/", "events": ["member.added"]}]).app.hooks == "m"
     assert plan(webhooks=[{"url": "https://a.example/", "enabled": False}]).app.hooks == ""
+
+
+def test_token_is_made_again_for_another_date_but_not_for_a_duration():
+    ends_at = NOW + 86_400.0
+    own, _ = new_token("shop", "ci", ["read"], NOW, ends_at + 0.5)
+    for row in ({}, {"expires_at": NOW + 500.0}, {"expires_at": ends_at, "dated": True}):
+        made = plan(tokens=[own], wanted_tokens=[{"name": "ci", "scopes": ["read"], **row}])
+        assert (made.outcome, made.faults) == ("unchanged", [])
+    made = plan(
+        tokens=[own], wanted_tokens=[{"name": "ci", "scopes": ["read"], "expires_at": NOW + 500.0, "dated": True}]
+    )
+    assert (made.changes, made.revoked_tokens) == (["token ci: revoked and made again"], [own])
+    assert made.added_tokens[0].expires_at == NOW + 500.0

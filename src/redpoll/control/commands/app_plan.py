@@ -48,6 +48,8 @@ class WantedToken(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     scopes: list[str]
     expires_at: float | None = None
+    # The file has a date, and no time from now.
+    dated: bool = False
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -289,7 +291,8 @@ class AppPlan:
         return endpoint
 
     def _tokens(self, before: Sequence[Token]) -> None:
-        """A token's scopes can't be changed: one with others is revoked, and made again."""
+        """A token's scopes and end can't be changed: one with others is revoked, and made again. A duration in the file
+        counts from when the token was made."""
         known = {token.name: token for token in before}
         named = set()
         for number, wanted in enumerate(self._wanted.tokens):
@@ -297,7 +300,10 @@ class AppPlan:
                 self.faults.append((f"tokens[{number}]", f"the name {wanted.name!r} is here twice"))
             named.add(wanted.name)
             own = known.get(wanted.name)
-            if own is not None and set(own.scopes) == set(wanted.scopes):
+            ends_otherwise = (
+                wanted.dated and own is not None and int(own.expires_at or 0) != int(wanted.expires_at or 0)
+            )
+            if own is not None and set(own.scopes) == set(wanted.scopes) and not ends_otherwise:
                 continue
             lasts_s = None if wanted.expires_at is None else wanted.expires_at - self._now_s
             try:
