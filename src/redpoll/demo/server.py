@@ -30,6 +30,7 @@ __all__ = ["KEEP", "KEEP_S", "RULES", "STOPS", "OwnServer", "ServerError"]
 STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READY_WITHIN_S: Final = 120.0
 _STOPPED_WITHIN_S: Final = 10.0
+_REMOVED_WITHIN_S: Final = 5.0
 _READY_LINE: Final = re.compile(r"^ready public=\S+:(\d+) control=(\S+)", re.MULTILINE)
 _WORKERS: Final = 2
 # How many messages of a channel are stored, and for how many seconds.
@@ -165,7 +166,7 @@ class OwnServer:
         return children
 
     def _end(self) -> None:
-        """Stops the server and removes the folder. Another Ctrl-C doesn't interrupt it; it takes 10 s at most."""
+        """Stops the server and removes the folder. Another Ctrl-C doesn't interrupt it; it takes 15 s at most."""
         before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
         try:
             if self._process is not None:
@@ -178,10 +179,19 @@ class OwnServer:
                     self._process.wait()
                 if self._process.stdout is not None:
                     self._process.stdout.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove_folder()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _remove_folder(self) -> None:
+        """If the server had to be killed, its children die a moment later, and may write until then."""
+        gives_up_at = time.monotonic() + _REMOVED_WITHIN_S
+        while True:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists() or time.monotonic() > gives_up_at:
+                return
+            time.sleep(0.05)
 
 
 def _is(what: Literal["worker", "redis"], command: list[str]) -> bool:
