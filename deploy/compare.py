@@ -46,9 +46,9 @@ _LEAVING: Final = """## How to leave redpoll again
 
 Clients and back ends speak Pusher's protocol, so leaving is what [coming](migration.md) was: a host name changes.
 
-1. **Apps.** `redpoll app list --json` and `redpoll app show ID --json` print ids, keys, secrets and settings. soketi,
-   Sockudo and Reverb take the same id, key and secret, so that clients change nothing but the host. Hosted Pusher makes
-   new ones: there the key in your pages changes too.
+1. **Apps.** `redpoll export --json` prints ids, keys, secrets and settings of all apps. soketi, Sockudo and Reverb take
+   the same id, key and secret, so that clients change nothing but the host. Hosted Pusher makes new ones: there the key
+   in your pages changes too.
 2. **Webhooks.** `redpoll webhook list ID --json` prints them. Those with `--format pusher` have Pusher's body and
    signature, and receivers go on working. Those with `--format service` need another receiver.
 3. **The switch.** Publish to both for a while, move the clients, then publish to the new server only

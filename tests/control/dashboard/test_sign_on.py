@@ -5,6 +5,7 @@ from structlog.testing import capture_logs
 
 from ports import reserved_ports
 from redpoll.control.accounts.identity import Identity
+from redpoll.control.accounts.sign_on import SignOn, SignOnError
 
 
 @pytest.fixture
@@ -41,6 +42,17 @@ async def test_answers_without_a_login_are_refused(stranger):
     assert page.status == 403
     assert b"The cookie of the login is missing or not ours." in page.body
     assert b"Max-Age=0" in page.headers["set-cookie"].encode()
+
+
+async def test_login_without_a_role_ends_the_users_other_sessions(stranger, monkeypatch):
+    async def refuse(*_):
+        raise SignOnError("the user '1' has no role here: roles none", "Ask for a role.", "https://a 1")
+
+    monkeypatch.setattr(SignOn, "finish", refuse)
+    accounts = stranger.plane.plane.dashboard.accounts
+    plain = await accounts.sign_on(Identity("https://a 1", "ann", "admin", None, "token"))
+    assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
+    assert await accounts.session(plain) is None
 
 
 async def test_no_pages_without_an_issuer(open_browser):
