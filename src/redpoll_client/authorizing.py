@@ -75,7 +75,10 @@ class Authorizer:
                 text = f"the auth endpoint answered {status}: {answer}"
                 raise SubscriptionRefused(channel, text, "AuthError", status)
         else:
-            answer = await self._call(self._auth, socket_id, channel)
+            returned = await self._call(self._auth, socket_id, channel)
+            if returned is None:
+                raise SubscriptionRefused(channel, "the auth function returned no mapping", "AuthError")
+            answer = returned
         wanted = ["auth", *(["channel_data"] if channel.startswith("presence-") else [])]
         if is_encrypted(channel):
             wanted.append("shared_secret")
@@ -97,16 +100,25 @@ class Authorizer:
             if not isinstance(answer, dict):
                 raise SignInRefused(f"the sign-in endpoint answered {status}: {answer}")
         else:
-            answer = await self._call(self._user_auth, socket_id)
+            returned = await self._call(self._user_auth, socket_id)
+            if returned is None:
+                raise SignInRefused("the user_auth function returned no mapping")
+            answer = returned
         if not (isinstance(answer.get("auth"), str) and isinstance(answer.get("user_data"), str)):
             raise SignInRefused("the sign-in endpoint's answer lacks auth or user_data")
         return {"auth": answer["auth"], "user_data": answer["user_data"]}
 
-    async def _call(self, function: Callable[..., Any], *arguments: str) -> dict[str, Any]:
-        answer = function(*arguments)
-        if inspect.isawaitable(answer):
-            answer = await asyncio.wait_for(answer, self._timeout_s)
-        return dict(answer)
+    async def _call(self, function: Callable[..., Any], *arguments: str) -> dict[str, Any] | None:
+        """What the function returns; None if that is no mapping. It may ask a server, so a fault of it is not final."""
+        try:
+            answer = function(*arguments)
+            if inspect.isawaitable(answer):
+                answer = await asyncio.wait_for(answer, self._timeout_s)
+        except (SubscriptionRefused, SignInRefused, Unavailable):
+            raise
+        except Exception as error:
+            raise Unavailable(f"the auth function failed: {str(error) or type(error).__name__}") from error
+        return dict(answer) if isinstance(answer, Mapping) else None
 
     async def _ask(
         self, session: aiohttp.ClientSession, url: str, form: dict[str, str]
@@ -117,7 +129,7 @@ class Authorizer:
             async with session.post(
                 url, data=form, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
-                body = await response.content.read(_MAX_ANSWER_BYTES)
+                body = await _read(response)
                 kind = response.headers.get("Content-Type", "")
                 if response.status >= 500 or response.status == 429:
                     raise Unavailable(f"{url}: answered {response.status}: {excerpt(kind, body)}")
@@ -129,4 +141,14 @@ class Authorizer:
                     return response.status, f"no JSON: {excerpt(kind, body)}"
                 return response.status, answer if isinstance(answer, dict) else "no JSON object"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url}: no answer: {error or type(error).__name__}") from error
+            raise Unavailable(f"{url}: no answer: {str(error) or type(error).__name__}") from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. Raises ClientPayloadError for one that is longer than any signature."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(body)

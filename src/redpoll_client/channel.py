@@ -199,10 +199,12 @@ class Channel:
         if "presence" in fields:
             self.members.replace(fields["presence"])
         again = self._ever_joined or self.received is not None
+        continues = again and fields.get("recovered") is True
         if again:
-            self.recovered = fields.get("recovered") is True
+            # A later recovery doesn't bring back what is missing already.
+            self.recovered = self.recovered and continues
         self._ever_joined = True
-        self.moved_to(fields, keep=again and self.recovered)
+        self.moved_to(fields, keep=continues)
         if self.joined is not None and not self.joined.done():
             self.joined.set_result(None)
 

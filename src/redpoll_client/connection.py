@@ -16,7 +16,7 @@ from yarl import URL
 
 from redpoll_client.errors import ConnectionRefused, ProtocolError, Unreachable
 
-__all__ = ["Connection", "reconnect_delay_s"]
+__all__ = ["ClosedEarly", "Connection", "data_of", "reconnect_delay_s"]
 
 _LONGEST_DELAY_S = 30.0
 _PONG_WITHIN_S = 30.0
@@ -36,6 +36,14 @@ def reconnect_delay_s(code: int | None, attempt: int) -> float:
     if code is not None and 4100 <= code < 4200:
         return 1 + random.uniform(0, spread_s)
     return random.uniform(0, spread_s)
+
+
+class ClosedEarly(Unreachable):
+    """The server closed the connection instead of greeting, with `code`: a close code, None if there was none."""
+
+    def __init__(self, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Connection:
@@ -86,13 +94,15 @@ class Connection:
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
             self.check_close()
-            raise Unreachable(f"the connection was closed with {self._socket.close_code} before the greeting")
+            closed_with = self._socket.close_code
+            raise ClosedEarly(f"the connection was closed with {closed_with} before the greeting", closed_with)
         frame = _decoded(message.data)
         fields = data_of(frame)
         if frame["event"] == "pusher:error":
-            code = fields.get("code")
-            refused(code if isinstance(code, int) else 0, str(fields.get("message", "")))
-            raise Unreachable(f"the server refused the connection: {code}: {fields.get('message', '')}")
+            code, text = fields.get("code"), str(fields.get("message", ""))
+            number = code if isinstance(code, int) else None
+            refused(number or 0, text)
+            raise ClosedEarly(f"the server refused the connection: {code}: {text}", number)
         socket_id = fields.get("socket_id")
         if frame["event"] != "pusher:connection_established" or not isinstance(socket_id, str):
             raise ProtocolError(f"the first frame is {frame['event']!r:.80}, not a Pusher server's greeting")

@@ -13,6 +13,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_CHANNELS",
     "MAX_DATA_BYTES",
+    "MAX_NAME_CHARS",
     "USER_CHANNEL",
     "check_app_id",
     "check_channel",

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
-from redpoll_client.names import check_channel, check_socket_id
+from redpoll_client.names import MAX_NAME_CHARS, check_channel, check_socket_id
 from redpoll_client.publishing import PublisherBase
 
 __all__ = [
@@ -172,6 +172,9 @@ class Rules:
 
     def find(self, channel: str) -> tuple[Rule, dict[str, Any]] | None:
         """The function and the parts for a channel; None if no rule fits."""
+        # Longer names aren't channels, and matching takes time that grows faster than their length.
+        if len(channel) > MAX_NAME_CHARS:
+            return None
         for pattern, function in self._rules:
             parts = pattern.parts(channel)
             if parts is not None:

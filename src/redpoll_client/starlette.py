@@ -109,6 +109,9 @@ class Realtime:
             return JSONResponse({"error": f"at most {MAX_AUTH_BYTES} bytes are allowed"}, 413)
         except BadAuthRequest as error:
             return JSONResponse({"error": str(error)}, error.status)
+        # Starlette's AuthenticationMiddleware has an object for nobody.
+        if user is not None and not getattr(user, "is_authenticated", True):
+            user = None
         user_id = None if user is None else self._user_id(user)
         status, content = await decide((self.rules, self.publisher, asked, user, user_id), asyncio.to_thread)
         return JSONResponse(content, status)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 
 from redpoll_client.channel import Channel, Event, Position
-from redpoll_client.connection import Connection, reconnect_delay_s
+from redpoll_client.connection import ClosedEarly, Connection, reconnect_delay_s
 from redpoll_client.errors import (
     ConnectionRefused,
     RedpollError,
@@ -157,15 +157,16 @@ class Subscriber(SubscriberBase):
         assert self._session is not None
         while True:
             self.state = State.CONNECTING
-            code = None
-            began = loop.time()
+            code = opened_at = None
             try:
                 connection = await Connection.open(
                     self._session, url, self._timeout, self._max_message_bytes, self._ssl_context
                 )
             except Unreachable as error:
                 self._failure = error
+                code = error.code if isinstance(error, ClosedEarly) else None
             else:
+                opened_at = loop.time()
                 try:
                     await self._serve(connection)
                 finally:
@@ -173,7 +174,8 @@ class Subscriber(SubscriberBase):
                     await connection.close()
                 code = connection.close_code
                 self._refused(connection)
-            attempt = 0 if loop.time() - began > _LASTED_S else attempt + 1
+            lasted = opened_at is not None and loop.time() - opened_at > _LASTED_S
+            attempt = 0 if lasted else attempt + 1
             self.state = State.WAITING
             await asyncio.sleep(reconnect_delay_s(code, max(attempt - 1, 0)))
 

@@ -102,7 +102,8 @@ def verify_webhook(
     if max_age_s is not None and any(abs(time.time() - event.time) > max_age_s for event in events):
         raise InvalidWebhook(f"the webhook's events happened more than {max_age_s:g} s ago", 401)
     attempt = lower.get("x-service-attempt", "")
-    return Delivery(lower.get("x-service-delivery", ""), int(attempt) if attempt.isdecimal() else 1, tuple(events))
+    number = int(attempt) if attempt.isdecimal() and len(attempt) <= 9 else 1
+    return Delivery(lower.get("x-service-delivery", ""), number, tuple(events))
 
 
 class SeenDeliveries:

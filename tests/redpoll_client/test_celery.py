@@ -54,7 +54,8 @@ def test_how_a_task_ends_is_published(app):
         assert "secret reason" not in str(states_of(server))
 
 
-def test_a_server_that_is_away_doesnt_fail_the_task(app):
+def test_a_server_that_is_away_doesnt_fail_the_task(app, monkeypatch):
+    monkeypatch.setattr("redpoll_client.celery._PAUSE_S", 1000.0)
     with Answering(reply(503)) as server, Publisher(url=server.url) as publisher:
 
         @app.task(bind=True)

@@ -22,6 +22,7 @@ from answering import Answering, reply
 from outbox_site import CHANNELS
 from postgres import program
 from redpoll_client import Publisher, Subscriber
+from wire import eventually
 
 from .conftest import url_of
 
@@ -112,6 +113,29 @@ async def test_every_committed_event_arrives_once_and_in_order(server, database)
                     await sender.wait()
             for reader in readers:
                 reader.cancel()
+
+
+async def test_a_sender_outlives_connections_that_the_database_ends(server, postgres_server):
+    name = await asyncio.to_thread(postgres_server.create_database, empty=True)
+    site = Site(f"postgres:{postgres_server.folder}:{name}", url_of(server))
+
+    async def count(query):
+        return len(await asyncio.to_thread(postgres_server.execute, name, query))
+
+    sender = await site.start("send")
+    try:
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        await eventually(lambda: count(f"SELECT 1 {others} AND query LIKE 'LISTEN%'"), 1)
+        assert await count(f"SELECT pg_terminate_backend(pid) {others}") >= 2
+        await asyncio.to_thread(site.run, "write", "5", "1")
+        await eventually(lambda: count("SELECT 1 FROM redpoll_outboxevent"), 0)
+        sender.terminate()
+        assert await sender.wait() == 0
+    finally:
+        if sender.returncode is None:
+            sender.kill()
+            await sender.wait()
+        await asyncio.to_thread(postgres_server.drop_database, name)
 
 
 def manage(*words):

@@ -170,3 +170,10 @@ def test_forms_of_pushers_libraries():
     assert parse_auth("", b"socket_id=1.2&channel_name=private-a").channels == ("private-a",)
     several = parse_auth("", b"socket_id=1.2&channel_name%5B0%5D=private-a&channel_name%5B1%5D=private-b")
     assert (several.channels, several.several) == (("private-a", "private-b"), True)
+
+
+def test_a_name_longer_than_a_channels_fits_no_rule():
+    rules = Rules()
+    rules.channel("private-{name:any}")(lambda user, name: True)
+    assert rules.find("private-" + "a" * 192) is not None
+    assert rules.find("private-" + "a" * 193) is None

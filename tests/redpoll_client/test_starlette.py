@@ -11,6 +11,7 @@ import fastapi as fastapi_library
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.authentication import UnauthenticatedUser
 from starlette.routing import Mount
 
 from redpoll_client import AsyncPublisher, fastapi, starlette
@@ -122,3 +123,19 @@ async def test_overrides_replace_the_publisher():
     app.dependency_overrides[realtime.get_publisher] = lambda: AsyncPublisher("1", "other", "s", host="h")
     async with serving(app) as session, session.get("/key") as response:
         assert await response.json() == "other"
+
+
+async def test_starlettes_object_for_nobody_is_nobody():
+    rules = Rules()
+    rules.channel("private-{name}")(lambda user, name: True)
+    realtime = starlette.Realtime(
+        rules,
+        get_user=lambda request: UnauthenticatedUser(),
+        user_id=lambda user: user.display_name,
+        publisher=AsyncPublisher("1", "k", "s", host="127.0.0.1", port=1),
+    )
+    form = {"socket_id": "1.2", "channel_name": "private-a"}
+    async with serving(Starlette(routes=realtime.routes())) as session:
+        for path in ("/auth", "/user-auth"):
+            async with session.post(path, data=form) as response:
+                assert (response.status, await response.json()) == (403, {"error": "forbidden"})

@@ -23,7 +23,7 @@ async def test_parts_that_come_fast_are_joined(opened):
     with Answering(reply(200)) as server:
         async with opened(url=server.url) as call:
             words = [f"word {number} ü\n" for number in range(2000)]
-            count = await call("publish_stream", "a", "token", iter(words), per_second=50)
+            count = await call("publish_stream", "a", "token", iter(words), per_second=0.1)
         events = data_of(server)
         assert text_of(events) == "".join(words)
         assert events[-1]["state"] == "done"

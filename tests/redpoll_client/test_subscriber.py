@@ -312,3 +312,64 @@ async def test_a_lie_ends_the_reading_with_an_exception(lie):
         assert (await anext(channel)).data == "before"
         with pytest.raises(ProtocolError):
             await anext(channel)
+
+
+async def test_an_auth_endpoints_answer_may_come_in_pieces(server):
+    backend = Publisher(url=url_of(server))
+
+    async def auth(request):
+        form = await request.post()
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for character in json.dumps(backend.authenticate(form["channel_name"], form["socket_id"])):
+            await response.write(character.encode())
+        return response
+
+    app = web.Application()
+    app.router.add_post("/auth", auth)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/auth"
+        async with (
+            Subscriber(server.app_key, host="127.0.0.1", port=server.port, ssl=False, auth=url) as subscriber,
+            subscriber.subscribe("private-pieces"),
+        ):
+            pass
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_auth_function_that_fails_is_called_again(monkeypatch):
+    monkeypatch.setattr("redpoll_client.subscribing.reconnect_delay_s", lambda code, attempt: 0)
+    faults = [OSError("away"), TimeoutError()]
+
+    def auth(socket_id, channel):
+        if faults:
+            raise faults.pop(0)
+        return {"auth": "key:x"} if channel == "private-a" else None
+
+    async with scripted([GREETING]) as (url, _), Subscriber(url=url, auth=auth) as subscriber:
+        async with subscriber.subscribe("private-a"):
+            assert not faults
+        with pytest.raises(SubscriptionRefused, match="returned no mapping"):
+            async with subscriber.subscribe("private-b"):
+                pass
+
+
+async def test_a_close_code_instead_of_the_greeting_decides_the_wait(monkeypatch):
+    codes = []
+    monkeypatch.setattr("redpoll_client.subscriber.reconnect_delay_s", lambda code, attempt: codes.append(code) or 0)
+    over = {"event": "pusher:error", "data": {"code": 4100, "message": "over capacity"}}
+    async with scripted([over], [GREETING]) as (url, _), Subscriber(url=url):
+        assert codes == [4100]
+
+
+async def test_what_is_missing_stays_missing_after_a_later_recovery():
+    channel = Subscriber("key", host="127.0.0.1").subscribe("a")
+    states = []
+    for offset, recovered in ((1, None), (2, True), (3, False), (4, True)):
+        channel.succeeded({"epoch": "e", "offset": offset, "recovered": recovered})
+        states.append(channel.recovered)
+    assert states == [True, True, False, False]

@@ -21,18 +21,18 @@ def test_timers_are_called_in_order_when_time_is_advanced(thread):
     began = clock.now()
 
     def set_timers() -> None:
-        for seconds in (30, 10, 20):
+        for seconds in (3000, 1000, 2000):
             clock.call_later(seconds, lambda seconds=seconds: called.append((seconds, clock.now() - began)))
-        clock.call_later(15, lambda: called.append("cancelled")).cancel()
-        clock.call_later(5, lambda: clock.call_later(5, lambda: called.append("nested")))
+        clock.call_later(1500, lambda: called.append("cancelled")).cancel()
+        clock.call_later(500, lambda: clock.call_later(500, lambda: called.append("nested")))
 
     thread.call(set_timers)
-    clock.advance(25)
-    assert [entry if isinstance(entry, str) else entry[0] for entry in called] == [10, "nested", 20]
+    clock.advance(2500)
+    assert [entry if isinstance(entry, str) else entry[0] for entry in called] == [1000, "nested", 2000]
     # A timer sees its own time, not the end of the advance.
-    assert 20 <= called[-1][1] < 25
-    clock.advance(5)
-    assert called[-1][0] == 30
+    assert 2000 <= called[-1][1] < 2500
+    clock.advance(500)
+    assert called[-1][0] == 3000
 
 
 def test_time_does_not_go_back(thread):

@@ -32,7 +32,7 @@ def test_the_official_library_publishes_without_an_event_loop(server):
 
 
 async def test_waits_end_when_the_event_comes_and_say_at_the_deadline_what_came(server):
-    waiting = asyncio.create_task(server.wait_for("late", count=2))
+    waiting = asyncio.create_task(server.wait_for("late", count=2, timeout_s=60))
     backend = publisher(server)
     for _ in range(2):
         await asyncio.to_thread(backend.trigger, "c", "late", "x")

@@ -63,3 +63,16 @@ def test_ten_tests_of_an_application_on_two_workers(tmp_path):
 def test_the_same_tests_over_the_real_server(tmp_path):
     done = run(tmp_path, "--redpoll-real")
     assert "10 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_run_that_does_not_use_it_needs_neither_its_libraries_nor_their_time():
+    """pytest loads the plugin wherever redpoll is installed, also without the extra `testing`."""
+    script = (
+        "import sys, pytest\n"
+        "sys.modules.update(dict.fromkeys(['aiohttp', 'h11', 'msgspec', 'websockets']))\n"
+        "before = set(sys.modules)\n"
+        "import redpoll.testing.plugin\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
+    assert done.stdout.split() == ["redpoll", "redpoll.testing", "redpoll.testing.plugin"]

@@ -1,21 +1,28 @@
 """Test servers for Pusher clients and back ends: `FakeServer` in the test's own process, and `Server`, the real one."""
 
-from typing import TYPE_CHECKING, Any
-
-from redpoll.testing.fake_server import FakeServer
-from redpoll.testing.recorder import ANYTHING, Published
-from redpoll.testing.webhooks import Webhook
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from redpoll.testing.fake_server import FakeServer
+    from redpoll.testing.recorder import ANYTHING, Published
     from redpoll.testing.server import Server
+    from redpoll.testing.webhooks import Webhook
 
 __all__ = ["ANYTHING", "FakeServer", "Published", "Server", "Webhook"]
 
+_MODULES: Final = {
+    "ANYTHING": "recorder",
+    "FakeServer": "fake_server",
+    "Published": "recorder",
+    "Server": "server",
+    "Webhook": "webhooks",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is used: it needs Unix.
-    if name == "Server":
-        from redpoll.testing.server import Server
-
-        return Server
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Imported when they are used. pytest loads this package in every run where redpoll is installed, also without the
+    # extra `testing`, for plugin.py. `Server` needs Unix.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"redpoll.testing.{_MODULES[name]}"), name)

@@ -11,6 +11,7 @@ repeat comes within its 120 s. On servers without that, a sender that dies betwe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -18,10 +19,10 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import Error, connections, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
@@ -67,7 +68,9 @@ class Sender:
         while not self._stopped.is_set():
             try:
                 sent = self.pass_once()
-            except DatabaseError as error:
+                if not sent and not self._away:
+                    self._wait_for_rows()
+            except Error as error:
                 self._say(f"the database doesn't answer: {error}; trying again")
                 connections[self._alias].close()
                 self._close_listener()
@@ -77,8 +80,6 @@ class Sender:
                 self._waits += 1
                 wait_s = min(_LONGEST_WAIT_S, 0.25 * 2 ** min(self._waits, 8))
                 self._stopped.wait(max(self._retry_after_s, random.uniform(wait_s / 2, wait_s)))
-            elif not sent:
-                self._wait_for_rows()
         self._release()
         self._close_listener()
 
@@ -118,7 +119,13 @@ class Sender:
         failed: list[tuple[OutboxEvent, str]] = []
         errors: list[RedpollError] = []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="redpoll-outbox") as pool:
-            for sent, refused, error in pool.map(lambda rows: self._send_rows(rows, until), by_channel.values()):
+            sending = [pool.submit(self._send_rows, rows, until) for rows in by_channel.values()]
+            # One publish may take longer than a lease.
+            while wait(sending, timeout=LEASE_S / 4).not_done:
+                if not connections[self._alias].features.has_select_for_update_skip_locked:
+                    with contextlib.suppress(Error):
+                        self._lease()
+            for sent, refused, error in (one.result() for one in sending):
                 done += sent
                 failed += refused
                 if error is not None:
@@ -200,24 +207,19 @@ class Sender:
         """Gives the lease back, so that another sender needn't wait for its end."""
         try:
             OutboxLease.objects.using(self._alias).filter(holder=self._holder).update(until=0)
-        except DatabaseError as error:
+        except Error as error:
             _log.info("the lease ends by itself: %s", error)
 
     def _wait_for_rows(self) -> None:
         """Until the database says that there are rows, or it is time to look."""
         connection = connections[self._alias]
-        if connection.vendor != "postgresql":
+        # psycopg 2 has no wait for notifications of its own.
+        if connection.vendor != "postgresql" or connection.Database.__name__ != "psycopg":
             self._stopped.wait(_POLL_S)
             return
         if self._listener is None:
             self._listener = connection.copy()
             self._listener.ensure_connection()
-            if not hasattr(self._listener.connection, "notifies") or callable(
-                getattr(self._listener.connection, "poll", None)
-            ):
-                # psycopg 2 has no wait for notifications of its own.
-                self._stopped.wait(_POLL_S)
-                return
             self._listener.set_autocommit(True)
             with self._listener.cursor() as cursor:
                 cursor.execute(f"LISTEN {NOTIFICATION}")
@@ -226,8 +228,10 @@ class Sender:
         deadline = time.monotonic() + _POLL_WITH_LISTEN_S
         while not self._stopped.is_set() and time.monotonic() < deadline:
             # Short waits, so that a stop doesn't wait long.
-            if list(self._listener.connection.notifies(timeout=0.5, stop_after=1)):
-                return
+            # The driver's own errors become Django's.
+            with self._listener.wrap_database_errors:
+                if list(self._listener.connection.notifies(timeout=0.5, stop_after=1)):
+                    return
 
     def _close_listener(self) -> None:
         if self._listener is not None:

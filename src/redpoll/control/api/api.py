@@ -8,7 +8,6 @@ Redis, for at most 2 s; after that the response is 503.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,12 +21,12 @@ from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
 from redpoll.cluster.questions import TerminateUser
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.survey import Survey
+from redpoll.control.api.answers import attributes_of, cursor_of, page_limit, parse_cursor, signed
 from redpoll.control.api.occupancy import ChannelPage, Occupancy, TooManyChannels
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import EMPTY_OBJECT, Response, header_line
 from redpoll.control.http.schemas import (
     Attributes,
-    AuthResponse,
     BatchResponse,
     CachedEvent,
     ChannelResponse,
@@ -38,8 +37,8 @@ from redpoll.control.publish.daily_limit import DailyLimit
 from redpoll.control.publish.publisher import Publisher
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.protocol.apps import App
-from redpoll.protocol.auth import AUTH_NAMES, encryption_secret, sign_channel
-from redpoll.protocol.channels import Kind, is_encrypted, kind_of
+from redpoll.protocol.auth import AUTH_NAMES
+from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
     EVENT_INFO,
@@ -52,11 +51,9 @@ from redpoll.protocol.messages import (
 )
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
-__all__ = ["DEFAULT_PAGE", "MAX_PAGE", "MAX_UNPAGED", "Api"]
+__all__ = ["MAX_UNPAGED", "Api"]
 
-# Channels of a page, and of an answer without `limit` and `cursor`.
-DEFAULT_PAGE: Final = 100
-MAX_PAGE: Final = 1_000
+# Channels of an answer without `limit` and `cursor`.
 MAX_UNPAGED: Final = 50_000
 # An answer is copied as a whole a few times on its way to the worker; 2 MiB of names are 1 ms.
 _MAX_UNPAGED_BYTES: Final = 2 * 1024 * 1024
@@ -255,7 +252,7 @@ class Api:
                     "of the answer before",
                 ) from None
         else:
-            page = await self._occupancy.page(app_id, prefix, _page_limit(limit), _parse_cursor(cursor))
+            page = await self._occupancy.page(app_id, prefix, page_limit(limit), parse_cursor(cursor, SHARDS))
             for start in range(0, len(page.names), _RENDERED_AT_ONCE):
                 parts.append(await self._channel_items(app_id, page.names[start : start + _RENDERED_AT_ONCE], info))
                 await asyncio.sleep(0)
@@ -321,19 +318,7 @@ class Api:
         """
         form = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _FORM
         asked = decode_auth(request.body, request.app, form=form)
-        key, channel = request.key, asked.channel_name
-        secret = request.app.secret_of(key)
-        if secret is None:
-            raise ApiError("app_disabled", "all keys of this app are disabled; enable one to sign subscriptions")
-        # Only the signature of a presence channel covers member data. A page may send it with every request; pusher-js
-        # forwards to the server only what this response has.
-        channel_data = asked.channel_data if kind_of(channel) is Kind.PRESENCE else None
-        body = AuthResponse(f"{key}:{sign_channel(secret, asked.socket_id, channel, channel_data)}")
-        if channel_data is not None:
-            body.channel_data = channel_data
-        if self._master_key is not None and is_encrypted(channel):
-            body.shared_secret = encryption_secret(self._master_key, channel)
-        return request.ok(_encode(body))
+        return request.ok(_encode(signed(asked, request.app, request.key, self._master_key)))
 
     async def preflight(self, request: Request) -> Response:
         """OPTIONS auth: the preflight of browsers (protocol/README.md "CORS")."""
@@ -356,15 +341,10 @@ class Api:
             subscriptions = dict(zip(counted, found, strict=True))
         if presence:
             users = dict(zip(presence, await self._occupancy.user_counts(app_id, presence), strict=True))
-        result = []
-        for channel, info in wanted:
-            attributes = Attributes()
-            if "subscription_count" in info and channel in subscriptions:
-                attributes.subscription_count = subscriptions[channel]
-            if "user_count" in info and channel in users:
-                attributes.user_count = users[channel]
-            result.append(attributes)
-        return result
+        return [
+            attributes_of(name, info, partial(subscriptions.__getitem__, name), partial(users.__getitem__, name))
+            for name, info in wanted
+        ]
 
 
 def _joined(begin: bytes, slices: Iterable[bytes], end: bytes) -> bytes:
@@ -383,31 +363,5 @@ def _fingerprint(endpoint: str, request: Request) -> bytes:
     return b"%b\n%b\n%b" % (endpoint.encode(), _encode(query), request.body)
 
 
-def _page_limit(given: str | None) -> int:
-    if given is None:
-        return DEFAULT_PAGE
-    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= 9 else 0
-    if not 1 <= limit <= MAX_PAGE:
-        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_PAGE}, not {given[:40]!r}")
-    return limit
-
-
 def _cursor_of(page: ChannelPage) -> str | None:
-    """`SHARD:NAME` in base64url, which needs no escapes in a URL."""
-    if page.after is None:
-        return None
-    shard, name = page.after
-    return base64.urlsafe_b64encode(f"{shard}:{name}".encode()).decode().rstrip("=")
-
-
-def _parse_cursor(given: str | None) -> tuple[int, str] | None:
-    if given is None:
-        return None
-    try:
-        text = base64.b64decode(given + "=" * (-len(given) % 4), altchars=b"-_", validate=True).decode()
-    except ValueError:
-        text = ""
-    shard, colon, name = text.partition(":")
-    if not colon or not (shard.isascii() and shard.isdecimal() and len(shard) <= 2 and int(shard) < SHARDS):
-        raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer")
-    return int(shard), name
+    return None if page.after is None else cursor_of(*page.after)

@@ -15,7 +15,8 @@ import msgspec
 
 from redpoll import __version__
 from redpoll.config.app_names import APP_ID_RULE, MAX_APP_ID_CHARS
-from redpoll.control.api.api import DEFAULT_PAGE, MAX_PAGE, MAX_UNPAGED
+from redpoll.control.api.answers import DEFAULT_PAGE, MAX_PAGE
+from redpoll.control.api.api import MAX_UNPAGED
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import API_PREFIX, Access, Route, Routes
