@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset
 
 import hashlib
 import importlib
+import os
 
 __all__ = ["HmacKey", "by_openssl", "md5_hex"]
 
@@ -57,7 +58,7 @@ cdef bint look_up() except -1:
     file = getattr(module, "__file__", None)
     if file is None:
         return False
-    path = file.encode()
+    path = os.fsencode(file)
     # It stays loaded as long as the process, and so do the libraries that it needs.
     handle = dlopen(PyBytes_AS_STRING(path), RTLD_NOLOAD | RTLD_NOW)
     if handle == NULL:

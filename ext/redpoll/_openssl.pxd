@@ -35,6 +35,7 @@ cdef struct Functions:
     int (*SSL_get_error)(const void* ssl, int result) noexcept nogil
     int (*SSL_pending)(const void* ssl) noexcept nogil
     int (*SSL_session_reused)(const void* ssl) noexcept nogil
+    int (*SSL_version)(const void* ssl) noexcept nogil
     # Of libcrypto.
     void* (*BIO_meth_new)(int kind, const char* name) noexcept nogil
     int (*BIO_meth_set_write)(void* method, void* function) noexcept nogil

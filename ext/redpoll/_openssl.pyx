@@ -11,6 +11,8 @@ Constants are those of OpenSSL 3.0 (ssl.h, tls1.h), which later versions keep.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memcmp, memcpy, memset
 
+import os
+
 __all__ = ["KEY_BYTES", "Context", "ContextError", "load", "missing", "set_ticket_keys"]
 
 cdef extern from "<dlfcn.h>" nogil:
@@ -35,9 +37,12 @@ cdef enum:
     CTRL_CHAIN_CERT = 89
     CTRL_MIN_PROTO_VERSION = 123
     TLS1_2 = 0x0303
+    TLS1_3 = 0x0304
     EXTENSION_OK = 0
     EXTENSION_NOACK = 3
     NEGOTIATED = 1
+    ERR_LIB_PEM = 9
+    PEM_R_NO_START_LINE = 108
     OSSL_PARAM_UTF8_STRING = 4
     OSSL_PARAM_OCTET_STRING = 5
 
@@ -104,7 +109,7 @@ cdef object look_up():
         return "Python has no module ssl"
     if getattr(_ssl, "__file__", None) is None:
         return "OpenSSL is linked into Python itself"
-    path = _ssl.__file__.encode()
+    path = os.fsencode(_ssl.__file__)
     # It stays loaded as long as the process, and so do the libraries that it needs.
     handle = dlopen(path, RTLD_NOLOAD | RTLD_NOW)
     if handle == NULL:
@@ -152,6 +157,7 @@ NAMES = (
     b"SSL_get_error",
     b"SSL_pending",
     b"SSL_session_reused",
+    b"SSL_version",
     b"BIO_meth_new",
     b"BIO_meth_set_write",
     b"BIO_meth_set_read",
@@ -200,6 +206,8 @@ def set_ticket_keys(keys):
         int count = 0
     if len(keys) > MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
         raise ValueError(f"at most {MAX_KEYS} ticket keys of {KEY_BYTES} bytes")
+    # Whatever fails below, no ticket is encrypted with a key of zeros.
+    ticket_key_count = 0
     explicit_bzero(&ticket_keys[0], sizeof(ticket_keys))
     for key in keys:
         memcpy(&ticket_keys[count], PyBytes_AS_STRING(key), sizeof(TicketKey))
@@ -211,7 +219,10 @@ cdef int use_ticket_key(
     void* ssl, unsigned char* name, unsigned char* iv, void* cipher, void* mac, int encrypting
 ) noexcept:
     """SSL_CTX_set_tlsext_ticket_key_evp_cb(3): 1 to go on, 2 to give a new ticket, too, 0 for no ticket or one that isn't
-    ours, negative for an error."""
+    ours, negative for an error.
+
+    A client of TLS 1.3 uses a ticket once (RFC 8446 C.4), so it always gets the next one. OpenSSL does the same only for
+    tickets with its own keys."""
     cdef:
         int at = 0
         Parameter[3] parameters
@@ -242,10 +253,13 @@ cdef int use_ticket_key(
     if openssl.EVP_MAC_CTX_set_params(mac, &parameters[0]) != 1:
         return -1
     if encrypting:
-        return openssl.EVP_EncryptInit_ex(cipher, openssl.EVP_aes_256_cbc(), NULL, &key.encryption[0], iv)
+        # Its 0 would mean that there is no ticket.
+        if openssl.EVP_EncryptInit_ex(cipher, openssl.EVP_aes_256_cbc(), NULL, &key.encryption[0], iv) != 1:
+            return -1
+        return 1
     if openssl.EVP_DecryptInit_ex(cipher, openssl.EVP_aes_256_cbc(), NULL, &key.encryption[0], iv) != 1:
         return -1
-    return 1 if at == 0 else 2
+    return 1 if at == 0 and openssl.SSL_version(ssl) != TLS1_3 else 2
 
 
 # -- contexts ------------------------------------------------------------------------------------------------
@@ -317,6 +331,7 @@ cdef class Context:
             void* key
             void* certificate
             int count = 0
+            unsigned long end
             bint used = True
         bio = memory_of(pair)
         key = openssl.PEM_read_bio_PrivateKey(bio, NULL, <void*> no_password, NULL)
@@ -340,7 +355,11 @@ cdef class Context:
             count += 1
         openssl.BIO_free(bio)
         if used and count:
-            # The end of the certificates is an error in the queue.
+            # The end of the certificates is an error in the queue, too; of another one, such as a certificate that is cut
+            # off, clients would miss the rest of the chain.
+            end = openssl.ERR_peek_last_error()
+            used = end >> 23 & 0xFF == ERR_LIB_PEM and end & 0x7FFFFF == PEM_R_NO_START_LINE
+        if used and count:
             openssl.ERR_clear_error()
             used = openssl.SSL_CTX_use_PrivateKey(self.ctx, key) == 1
             used = used and openssl.SSL_CTX_check_private_key(self.ctx) == 1

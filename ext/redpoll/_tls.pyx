@@ -601,7 +601,9 @@ cdef class OpenSslSocket(TlsSocket):
         return 0
 
     cdef int feed(self, const uint8_t* at, Py_ssize_t size) except -1:
-        global incoming_at, incoming_left
+        global incoming_at, incoming_left, out_size
+        # After a step that failed, what another connection encrypted would be left.
+        out_size = 0
         if at == NULL and self.rest is not None:
             # Kept until the end of the step.
             at = <const uint8_t*> PyBytes_AS_STRING(self.rest)

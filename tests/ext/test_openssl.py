@@ -38,6 +38,13 @@ def test_what_is_no_pair_is_refused(tmp_path, broken, reason):
         Context(broken(key.read_bytes(), cert.read_bytes()))
 
 
+def test_a_chain_that_is_cut_off_is_refused(tmp_path):
+    ca = authority(tmp_path)
+    chain = ca[0].read_bytes()
+    with pytest.raises(ContextError, match="SSL"):
+        Context(pem(issued(tmp_path, ca)) + chain[: len(chain) // 2])
+
+
 def test_the_key_of_another_certificate_is_refused(tmp_path):
     cert, _ = self_signed(tmp_path, "one")
     _, key = self_signed(tmp_path, "two")

@@ -403,6 +403,14 @@ async def test_a_ticket_is_accepted(direct, head):
     assert (await resumes(direct, head, later))[0]
 
 
+async def test_a_resumed_client_of_tls_1_3_gets_the_next_ticket(direct, head):
+    """Browsers use each ticket once (RFC 8446 C.4). Without the next one, a full handshake follows."""
+    _, session = await resumes(direct, head, None)
+    resumed, later = await resumes(direct, head, session)
+    assert resumed
+    assert (later.id != session.id) == (direct.trusting.minimum_version == ssl.TLSVersion.TLSv1_3)
+
+
 async def test_a_ticket_of_the_key_before_is_accepted_and_replaced(direct, head, keys):
     _, session = await resumes(direct, head, None)
     set_ticket_keys([keys[1], keys[0]])

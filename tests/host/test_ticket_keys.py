@@ -105,6 +105,18 @@ async def test_a_running_node_changes_its_key_when_the_period_ends(redis, node, 
     assert worker.keys[1:] == [old]
 
 
+@pytest.mark.parametrize("found", ["no hex", "00" * (KEY_BYTES - 1), b"\xff"])
+async def test_a_node_goes_on_with_its_own_key_where_redis_has_something_else(redis, node, wait_until, found):
+    ring, worker = node(redis.url, Clock())
+    await wait_until(lambda: ring.is_settled)
+    (name,) = redis.call("KEYS", "*tickets*")
+    redis.call("SET", name, found)
+    other, worker = node(redis.url, Clock())
+    await wait_until(lambda: other.is_settled)
+    (own,) = worker.keys
+    assert is_key(own)
+
+
 async def test_redis_forgets_keys(redis, node, wait_until):
     _, worker = node(redis.url, Clock())
     await wait_until(lambda: len(worker.sent) == 2)

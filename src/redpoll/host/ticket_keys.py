@@ -60,6 +60,7 @@ class TicketKeyring:
         self._period = self._present()
         self.message = TicketKeys([secrets.token_hex(KEY_BYTES)])
         self._task: asyncio.Task[None] | None = None
+        self._warned: str | None = None
 
     def start(self) -> None:
         """Starts to connect to Redis."""
@@ -107,10 +108,16 @@ class TicketKeyring:
         except (TimeoutError, LinkDown):
             return False
         except hiredis.ReplyError as error:
-            log.warning("keys of TLS session tickets not shared", reason=str(error))
+            self._warn(str(error))
             return False
+        keys = [made if stored is None else _checked(stored), *([] if before is None else [_checked(before)])]
+        if None in keys:
+            # Someone else wrote it: workers can't use it.
+            self._warn("redis has something else in their place")
+            return False
+        self._warned = None
         self._period = period
-        self._set([stored.decode() if stored else made, *([before.decode()] if before else [])])
+        self._set([key for key in keys if key is not None])
         return True
 
     async def _ask(self, *command: Any) -> Any:
@@ -127,6 +134,12 @@ class TicketKeyring:
         self._link.call(*command, done=settle)
         return await future
 
+    def _warn(self, reason: str) -> None:
+        """Once for each reason, because Redis is asked every second."""
+        if reason != self._warned:
+            self._warned = reason
+            log.warning("keys of TLS session tickets not shared", reason=reason)
+
     def _go_on_alone(self) -> None:
         period = self._present()
         if period != self._period:
@@ -139,3 +152,12 @@ class TicketKeyring:
             self.message = message
             for worker in self._workers:
                 self.tell(worker)
+
+
+def _checked(stored: bytes) -> str | None:
+    """A key as nodes write it; None for anything else."""
+    try:
+        text = stored.decode("ascii")
+        return text if len(bytes.fromhex(text)) == KEY_BYTES else None
+    except ValueError:
+        return None

@@ -43,6 +43,8 @@ _IDLE = State.IDLE
 MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
+# An X-Forwarded-For header up to this size is remembered with the address in it.
+_MAX_REMEMBERED_BYTES: Final = 128
 
 
 class PublicConnection(HttpConnection[Connection]):
@@ -266,8 +268,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self._max_connections = max_connections
         self._credentials = credentials
         self._trusted = TrustedProxies(settings.trusted_proxies)
-        # Bounded: clients choose what is in a header.
-        self._forwarded = lru_cache(maxsize=4096)(self._client_behind)
+        # Bounded: clients choose what is in a header, and how long it is.
+        self._remembered = lru_cache(maxsize=4096)(self._client_behind)
         self._janitor = janitor
 
     @property
@@ -397,7 +399,11 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def forwarding(self, peer: str) -> Callable[[bytes], bytes] | None:
         """What makes the client's address of an X-Forwarded-For header from this peer; None: it isn't trusted."""
-        return partial(self._forwarded, peer) if self._trusted.trusts(peer) else None
+        return partial(self._client_forwarded, peer) if self._trusted.trusts(peer) else None
+
+    def _client_forwarded(self, peer: str, forwarded_for: bytes) -> bytes:
+        long = len(forwarded_for) > _MAX_REMEMBERED_BYTES
+        return (self._client_behind if long else self._remembered)(peer, forwarded_for)
 
     def _client_behind(self, peer: str, forwarded_for: bytes) -> bytes:
         return self._trusted.client_of(peer, [forwarded_for.decode("latin-1")]).encode("ascii", "replace")
