@@ -22,6 +22,10 @@ def make_old(server: Server) -> None:
         database.execute("DELETE FROM meta WHERE name = 'shard_key'")
         database.execute("UPDATE meta SET value = '0007' WHERE name = 'compatible'")
         database.execute("UPDATE alembic_version SET version_num = '0008'")
+        # What migration 0010 adds.
+        database.execute("DROP INDEX ix_users_subject")
+        for table, column in (("users", "subject"), ("users", "apps"), ("sessions", "id_token")):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.commit()
 
 
@@ -35,7 +39,7 @@ async def test_a_history_stored_before_the_migration_is_found_after_it(redis):
         link = Link(redis.url)
         link.start()
         await link.wait_up()
-        item = (CHANNEL, "before", "{}", None, None)
+        item = (CHANNEL, "before", "{}", None)
         await publish_all(Bus(link, Keys(), confirm_s=60.0), App(id=APP_ID, name="x", keys=(), history=(rule,)), [item])
         await link.close()
         server.start()
