@@ -142,6 +142,6 @@ def test_aliases_of_yaml_cannot_fill_the_memory():
 
 @pytest.mark.parametrize("text", ["apps: " + "[" * 100_000, "apps: " + "{a: " * 100_000, "- " * 100_000])
 def test_yaml_of_any_depth_is_refused(text: str):
-    """libyaml's composer overflows the stack at some ten thousand levels."""
-    with pytest.raises(SourceError, match=r"a\.yaml:1: values are nested too deeply"):
+    """libyaml's composer overflows the stack at some ten thousand levels. Some releases have a limit of their own."""
+    with pytest.raises(SourceError, match=r"a\.yaml:1: .*(nested too deeply|nesting depth)"):
         parse(text, "a.yaml")

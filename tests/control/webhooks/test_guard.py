@@ -311,7 +311,9 @@ OWN_ADDRESSES = """
     from redpoll.control.webhooks.sender import Sender, Target
 
     PUBLIC = {"93.184.215.14": "93.184.215.14", "2606:2800::1": "[2606:2800::1]"}
-    for command in ("link set lo up", *(f"address add {address} dev lo" for address in PUBLIC)):
+    # Without `nodad`, an IPv6 address can't be bound until the kernel has looked for another owner of it.
+    adds = [f"address add {address} dev lo" + (" nodad" if ":" in address else "") for address in PUBLIC]
+    for command in ("link set lo up", *adds):
         subprocess.run(["ip", *command.split()], check=True)
 
     async def main():
