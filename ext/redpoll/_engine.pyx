@@ -504,6 +504,10 @@ cdef class WebSocket(Sink):
             # accept() was called later: the caller may have to finish its setup before it gets messages.
             asyncio.get_running_loop().call_soon(self._resume)
 
+    def send_first(self, bytes frame not None) -> bool:
+        """As `send`, for the first frame after accept(), in the same tick: both leave in one write."""
+        return self.state == STATE_OPEN and self.note(frame, self.unsent_chain == NULL) == 1
+
     def answer(self, bytes response not None):
         """Write a last HTTP response, then close. Further bytes from the peer are dropped."""
         if self.state != STATE_HEAD or not self.is_attached():

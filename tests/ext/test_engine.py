@@ -74,6 +74,27 @@ def test_nothing_comes_before_the_answer_to_the_upgrade(recorder, fake_transport
     ws.connection_lost(None)
 
 
+def test_the_first_frame_leaves_with_the_answer_and_before_an_early_pong(
+    recorder, fake_transport, flusher, head, reference
+):
+    ws, transport = recorder(flusher), fake_transport()
+
+    def welcome(_head):
+        ws.accept(b"dGhlIHNhbXBsZSBub25jZQ==")
+        assert ws.send_first(_frame.text(b"welcome"))
+
+    ws.on["head"] = welcome
+    ws.connection_made(transport)
+    ws.hear(head + reference.client_frame(PING, b"early"))
+    before = flusher.writes
+    flusher.flush()
+    assert flusher.writes - before == 1
+    answer, _, frames = transport.take().partition(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 101 ")
+    assert reference.server_frames(frames) == [(TEXT, b"welcome"), (PONG, b"early")]
+    ws.connection_lost(None)
+
+
 async def test_a_head_may_be_accepted_later(recorder, fake_transport, flusher, head, reference):
     ws, transport = recorder(flusher), fake_transport()
     ws.on["head"] = lambda _head: None

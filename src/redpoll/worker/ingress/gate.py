@@ -359,7 +359,7 @@ class Gate:
         if self.debugging.any:
             self.debugging.opened(connection, **self._described(connection, upgrade))
         timeout_s = self.settings.activity_timeout_s
-        connection.send(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
+        connection.send_first(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
 
     def _new_sid(self) -> tuple[int, int]:
         """The two halves of a socket id, 40 bits each. Neither is 0."""
