@@ -324,6 +324,8 @@ class Gate:
     def _place_found(
         self, connection: Connection, upgrade: _Upgrade, app: App, refusal: handshake.Refusal | None
     ) -> None:
+        self.strangers.newcomers.pop(connection, None)
+        self.strangers.release(connection)
         outcome: App | handshake.Refusal = refusal or app
         if refusal is None and self._directory.by_id.get(app.id) is not app:
             # The app's record changed while the connection waited.
@@ -334,8 +336,6 @@ class Gate:
 
     def _settle(self, connection: Connection, upgrade: _Upgrade, outcome: App | handshake.Refusal) -> None:
         connection.accept(upgrade.request.headers[b"sec-websocket-key"])
-        self.strangers.newcomers.pop(connection, None)
-        self.strangers.release(connection)
         if isinstance(outcome, handshake.Refusal):
             self.upgrades_refused_total += 1
             connection.shut(outcome.code, outcome.message)
