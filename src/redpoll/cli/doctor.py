@@ -1,12 +1,20 @@
 """`redpoll doctor [URL]`: why clients can't connect, or whether this machine is fit to serve."""
 
+from __future__ import annotations
+
 import asyncio
 import os
-import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from redpoll.cli.common import fail, need_engine, print_json, refuse, settings_of, with_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redpoll.doctor.report import Finding
+    from redpoll.doctor.target import Target
 
 __all__ = ["doctor"]
 
@@ -49,10 +57,8 @@ def doctor(
 
     Exit codes: 0 nothing failed, 1 a check failed, 2 the address or the settings are wrong.
     """
-    from redpoll.doctor import outside
-    from redpoll.doctor.report import Finding, Verdict, as_text, worst
+    from redpoll.doctor.report import Verdict, as_text, worst
     from redpoll.doctor.report import as_json as json_of
-    from redpoll.doctor.target import TargetError, parse
 
     url = _url_of_environment(url) if of_environment else url
     findings: list[Finding] = []
@@ -62,31 +68,42 @@ def doctor(
         if not as_json:
             click.echo(as_text(finding))
 
-    async def check_server() -> None:
-        assert url is not None
-        async for finding in outside.examine(parse(url), patience_s):
-            show(finding)
-
     if url is None:
-        need_engine("redpoll doctor without URL, which checks a machine that serves,")
-        from redpoll.doctor import machine
-
-        settings = settings_of(config_path, {"data_dir": data_dir}, read_files=False)
-        for finding in asyncio.run(machine.examine(settings)):
-            show(finding)
+        _check_machine(config_path, data_dir, show)
     else:
-        try:
-            parse(url)
-        except TargetError as error:
-            click.echo(f"redpoll: {error}", err=True)
-            sys.exit(2)
+        target = _target_of(url)
         if patience_s and not as_json:
             click.echo(f"the last check waits {patience_s:g} s in silence; --patience 0 skips it")
-        asyncio.run(check_server())
+        asyncio.run(_check_server(target, patience_s, show))
     if as_json:
         print_json([json_of(finding) for finding in findings])
     if worst(findings) is Verdict.FAILED:
         fail("a check failed; the cause and the remedy are above")
+
+
+def _check_machine(config_path: str | None, data_dir: str | None, show: Callable[[Finding], None]) -> None:
+    need_engine("redpoll doctor without URL, which checks a machine that serves,")
+    from redpoll.doctor import machine
+
+    settings = settings_of(config_path, {"data_dir": data_dir}, read_files=False)
+    for finding in asyncio.run(machine.examine(settings)):
+        show(finding)
+
+
+async def _check_server(target: Target, patience_s: float, show: Callable[[Finding], None]) -> None:
+    from redpoll.doctor import outside
+
+    async for finding in outside.examine(target, patience_s):
+        show(finding)
+
+
+def _target_of(url: str) -> Target:
+    from redpoll.doctor.target import TargetError, parse
+
+    try:
+        return parse(url)
+    except TargetError as error:
+        refuse([f"redpoll: {error}"])
 
 
 def _url_of_environment(url: str | None) -> str:
