@@ -504,6 +504,14 @@ cdef class WebSocket(Sink):
             # accept() was called later: the caller may have to finish its setup before it gets messages.
             asyncio.get_running_loop().call_soon(self._resume)
 
+    def open_on(self, transport):
+        """Open without a request: `transport` takes whole frames in memory, and `feed` brings what the client sends."""
+        if self.state != STATE_HEAD or self.is_attached() or self.unfinished != NULL:
+            raise RuntimeError("the connection has begun")
+        self.attach(transport)
+        self.state = STATE_OPEN
+        self.opened = True
+
     def answer(self, bytes response not None):
         """Write a last HTTP response, then close. Further bytes from the peer are dropped."""
         if self.state != STATE_HEAD or not self.is_attached():
