@@ -508,6 +508,14 @@ cdef class WebSocket(Sink):
         """As `send`, for the first frame after accept(), in the same tick: both leave in one write."""
         return self.state == STATE_OPEN and self.note(frame, self.unsent_chain == NULL) == 1
 
+    def open_on(self, transport):
+        """Open without a request: `transport` takes whole frames in memory, and `feed` brings what the client sends."""
+        if self.state != STATE_HEAD or self.is_attached() or self.unfinished != NULL:
+            raise RuntimeError("the connection has begun")
+        self.attach(transport)
+        self.state = STATE_OPEN
+        self.opened = True
+
     def answer(self, bytes response not None):
         """Write a last HTTP response, then close. Further bytes from the peer are dropped."""
         if self.state != STATE_HEAD or not self.is_attached():

@@ -32,6 +32,9 @@ __all__ = [
     "upgrade_fault",
 ]
 
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* in_, size_t in_size, const void* what, size_t size)
+
 cdef enum:
     MAX_HEAD_BYTES = 16384
     MAX_HEADERS = 100
@@ -359,7 +362,7 @@ def pack_simple(
     control wants, by their names in lower case (http/messages.FIELDS). `client_of`: called with the value of an
     X-Forwarded-For header for the client's address; None if the peer is no trusted proxy, and the header is ignored.
 
-    The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (/app/…, / and /healthz),
+    The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (with /app/ in it, / and /healthz),
     HTTP/1.1 with one Host or HTTP/1.0, and no header that changes how a message is read except one Content-Length, or
     one chunk instead.
     """
@@ -393,7 +396,7 @@ def pack_simple(
     while at < end and char_kinds[at[0]] & IN_USUAL_TARGET:
         at += 1
     target_size = at - target
-    if target_size >= 5 and memcmp(target, b"/app/", 5) == 0:
+    if memmem(target, target_size, b"/app/", 5) != NULL:
         return None
     if target_size == 1 or (target_size == 8 and memcmp(target, b"/healthz", 8) == 0):
         return None

@@ -14,6 +14,7 @@ import redis.asyncio
 import websockets
 
 from bus_publishing import publish_all
+from fallback_wire import FallbackSocket
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.timings import Timings
@@ -204,6 +205,18 @@ class Bench:
     async def client(self, worker: Worker, app: App = APP, query: str = "", **more) -> Client:
         """A client that has been greeted; `query` as `&recover=1`."""
         client = await self.open(worker, f"/app/{app.keys[0].key}?protocol=7&client=test&version=1{query}", **more)
+        established = await client.next()
+        assert established["event"] == "pusher:connection_established", established
+        client.socket_id = json.loads(established["data"])["socket_id"]
+        return client
+
+    async def fallback(self, *workers: Worker, kind: str = "xhr_streaming", app: App = APP, **more) -> Client:
+        """A client of the HTTP fallback that has been greeted. Its requests go to these workers by turns."""
+        targets = [("127.0.0.1", worker.port) for worker in workers]
+        fallback = FallbackSocket(targets, app.keys[0].key, kind, **more)
+        self.stack.push_async_callback(fallback.close)
+        await fallback.open()
+        client = Client(fallback)
         established = await client.next()
         assert established["event"] == "pusher:connection_established", established
         client.socket_id = json.loads(established["data"])["socket_id"]

@@ -227,6 +227,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"], _about("Format of log lines on stderr: `text` for people, `json` for log collectors.")
     ] = "text"
+    http_fallback: Annotated[
+        bool,
+        _about(
+            "Serve pusher-js' HTTP transports `xhr_streaming` and `xhr_polling`, which it uses where WebSockets are "
+            "blocked. Its sessions count as connections everywhere.",
+            live=True,
+        ),
+    ] = True
     activity_timeout_s: Annotated[
         float,
         _about(

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import msgspec
 
-__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "alive_response", "closing", "error_response"]
+__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "alive_response", "closing", "error_response", "http_date"]
 
 # By path: these ask whether this process is alive, which doesn't depend on control. As control/observe/health.py
 # answers.
@@ -39,14 +39,14 @@ def error_response(status: int, code: str, text: str, more_headers: str = "", *,
 
 def _response(status: int, content_type: str, more_headers: str, body: bytes) -> bytes:
     head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nDate: {_http_date(int(time.time()))}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nDate: {http_date(int(time.time()))}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more_headers}\r\n"
     )
     return head.encode() + body
 
 
 @functools.lru_cache(maxsize=1)
-def _http_date(second: int) -> str:
+def http_date(second: int) -> str:
     """For the header Date, which a server with a clock sends (RFC 9110 section 6.6.1). Formatted once a second."""
     return formatdate(second, usegmt=True)
 

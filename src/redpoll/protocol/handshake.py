@@ -12,7 +12,7 @@ import msgspec
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code, close_reason
 
-__all__ = ["Refusal", "check", "origin_allowed", "recovers"]
+__all__ = ["Refusal", "admits_origin", "check", "origin_allowed", "recovers"]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
@@ -51,8 +51,7 @@ def check(
     key = unquote(match[1])
     app = find_app(key)
     # A disabled key admits no new connection; the app's other keys still do.
-    is_console = app is not None and app.console_key is not None and app.console_key.key == key
-    if app is None or (app.secret_of(key) is None and not is_console):
+    if app is None or (app.secret_of(key) is None and not _is_console(app, key)):
         return _refusal(Code.UNKNOWN_KEY, f"App key {key[:_MAX_QUOTED_CHARS]} not known to this server")
     if app.tls_required and not secure:
         return _refusal(Code.TLS_REQUIRED, "This app requires TLS: connect by wss://")
@@ -66,10 +65,19 @@ def check(
             Code.UNSUPPORTED_VERSION,
             f"Unsupported protocol version {version}: {_OLDEST_PROTOCOL} to {_NEWEST_PROTOCOL} are supported",
         )
-    # The dashboard's console comes from the dashboard's own address.
-    if not is_console and not origin_allowed(origin, app.allowed_origins):
+    if not admits_origin(app, key, origin):
         return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
     return app
+
+
+def admits_origin(app: App, key: str, origin: str | None) -> bool:
+    """Whether pages of `origin` may use the app with this key. The dashboard's console comes from the dashboard's own
+    address."""
+    return _is_console(app, key) or origin_allowed(origin, app.allowed_origins)
+
+
+def _is_console(app: App, key: str) -> bool:
+    return app.console_key is not None and app.console_key.key == key
 
 
 def recovers(query: Mapping[str, str]) -> bool:

@@ -21,6 +21,7 @@ from redpoll._sockets import Poller
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life, Lifecycle
+from redpoll.cluster.mailbox import Mailbox
 from redpoll.cluster.membership.registry import Registry, Timings
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import open_link
@@ -58,6 +59,7 @@ from redpoll.text import logs
 from redpoll.worker.answers import answer_questions
 from redpoll.worker.app_changes import AppChanges
 from redpoll.worker.aside import Aside
+from redpoll.worker.fallback.fallback import Fallback
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.hub import Hub
@@ -116,6 +118,7 @@ class Worker:
         self.directory = Directory(self.link, keys, on_change=lambda *change: self._app_changes.changed(*change))
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
+        mailbox = Mailbox(self.link, keys, start.run, start.process)
         self.registry = Registry(
             self.link,
             keys,
@@ -126,6 +129,7 @@ class Worker:
             self.answerers,
             timings=timings,
             debounce_s=settings.webhook_debounce_s,
+            mailbox=mailbox,
             # /readyz says which worker it is.
             on_deaf=lambda broken: child_pipe.send(Deaf(broken)),
             on_reach=lambda reach: child_pipe.send(ReachChanged(reach)),
@@ -140,6 +144,7 @@ class Worker:
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
         answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.worker_id)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
+        self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
         self.gate = Gate(
             settings,
             self.flusher,
@@ -150,7 +155,9 @@ class Worker:
             start.requests_path,
             lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
             _max_connections(),
+            self.fallback,
         )
+        self.fallback.begin(self.gate)
         self.listeners = Listeners(start, self.gate)
         self.statistics = Statistics(
             self.link, Stats(self.link, keys), self.registry, self.gate, self.listeners, self.backpressure
@@ -307,6 +314,7 @@ class Worker:
         self.statistics.unsent.advance()
         self.tracing.flush()
         self.gate.http.beat()
+        self.fallback.beat()
 
     def _schedule_flush(self) -> None:
         self.loop.call_soon(self.flusher.flush)

@@ -78,9 +78,12 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
     placed = TAGS[shard("A", "%places")].decode()
     traced = TAGS[shard("", "RUN")].decode()
     limited = TAGS[shard("", "ADDRESS")].decode()
+    boxed, session = TAGS[shard("", "RUN.7")].decode(), TAGS[shard("", "N/S")].decode()
     built = {
         keys.clock(at),
         keys.canary(at, "RUN", 7).replace(b"7", b"K"),
+        keys.mailbox("RUN", 7).replace(b"{%b}" % boxed.encode(), b"{%b}" % tag.encode()).replace(b"N.7", b"N.K"),
+        keys.fallback("KEY", "N/S").replace(b"{%b}" % session.encode(), b"{%b}" % tag.encode()),
         keys.worker(at, "W"),
         keys.counts("A", "C"),
         keys.members("A", "C"),

@@ -89,8 +89,17 @@ class Link:
                 requester.answered(last, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: %d\r\n\r\n" % number)
 
 
+class NoneOfOurs:
+    """No request is the fallback's."""
+
+    def answer(self, http, request):
+        return None
+
+
 class Shared:
     """What the connections of a worker share."""
+
+    local = NoneOfOurs()
 
     table = TABLE
     draining = False
@@ -128,7 +137,9 @@ class Shared:
     def send(self, http, request):
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode()
-        return self.link.send(http, flags, method, client, target, pack_fields(fields), body, announced, refusal)
+        return self.link.send(
+            http, flags, method, client, target, http_requests.packed_fields(fields), body, announced, refusal
+        )
 
     def error(self, fault):
         return error_response(*fault)

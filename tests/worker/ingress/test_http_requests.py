@@ -28,6 +28,7 @@ async def http(tmp_path):
         10,
         Strangers(0, NO_PROXIES),
         Credentials({}),
+        types.SimpleNamespace(answer=lambda http, request: None),
     )
 
 

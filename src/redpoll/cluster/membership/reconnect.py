@@ -15,6 +15,7 @@ import hiredis
 import structlog
 
 from redpoll.cluster.canary import Canary
+from redpoll.cluster.mailbox import Mailbox
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, RedisState
 from redpoll.cluster.membership.incarnation import Incarnation
@@ -53,6 +54,7 @@ class Reconnect:
         catchup: Catchup,
         online: Online,
         canary: Canary,
+        mailbox: Mailbox,
         follow: Callable[[LocalChannel], None],
     ) -> None:
         self.fenced = 0
@@ -65,6 +67,7 @@ class Reconnect:
         self._catchup = catchup
         self._online = online
         self._canary = canary
+        self._mailbox = mailbox
         self._follow = follow
         self._registration: asyncio.Task[None] | None = None
         # After a break: the task that resets each channel of the shards that are lost, a slice at a time.
@@ -91,6 +94,7 @@ class Reconnect:
     def connected(self) -> None:
         """There is a connection: registers this worker."""
         self._canary.connected()
+        self._mailbox.connected()
         self._up()
 
     def _up(self) -> None:
@@ -116,6 +120,7 @@ class Reconnect:
             self._registration.cancel()
             self._registration = None
         self._canary.connection_lost(shards)
+        self._mailbox.connection_lost()
         self._sync.connection_lost(shards)
         self._online.connection_lost(shards)
         # Nothing is sent for these shards before all their channels are reset, so it doesn't matter that some of them

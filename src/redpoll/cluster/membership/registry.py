@@ -17,6 +17,7 @@ from redpoll.cluster.canary import Canary
 from redpoll.cluster.directory import Directory, DirectoryChanged
 from redpoll.cluster.envelopes import Envelope
 from redpoll.cluster.history import History
+from redpoll.cluster.mailbox import Mailbox
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_limit import ConnectionLimit
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, Reach, RedisState
@@ -56,7 +57,8 @@ def _ignore(message: Any) -> None:
 class Registry:
     """One per worker. Starts the link, and has its callbacks.
 
-    `answerers` gets the messages on the topic `sys`; this class adds the directory's. `debounce_s` is as in `Sync`.
+    `answerers` gets the messages on the topic `sys`; this class adds the directory's. `mailbox` is this
+    worker's. `debounce_s` is as in `Sync`.
     `on_deaf(broken)` is called with True when Redis delivers no messages, and with False when it does again;
     `on_reach` with each new value of `reach`.
 
@@ -77,6 +79,7 @@ class Registry:
         *,
         timings: Timings | None = None,
         debounce_s: float = 3.0,
+        mailbox: Mailbox | None = None,
         on_deaf: Callable[[bool], None] = _ignore,
         on_reach: Callable[[Reach], None] = _ignore,
     ) -> None:
@@ -87,11 +90,17 @@ class Registry:
             on_deaf(broken)
             self._reach_changed()
 
-        self._answerers = answerers
+        def asked(payload: bytes) -> None:
+            # An empty one only tries whether the topic may be used (redis/check.py).
+            if payload:
+                answerers.received(payload)
+
+        mailbox = mailbox or Mailbox(link, keys, run, k)
+        self._readers = mailbox.topics
+        self._readers[keys.sys] = asked
         self._on_reach = on_reach
         self._reach = Reach.DOWN
         self._link = link
-        self._sys = keys.sys
         self._events = events
         self._on_event = events.event
         self._directory = directory
@@ -115,7 +124,7 @@ class Registry:
         sync = self.sync = self._create_sync(link, keys, replies, catchup, debounce_s)
         follow = self.following.apply_record
         self._reconnect = Reconnect(
-            link, keys, connection, incarnation, channels, sync, catchup, self.online, self.canary, follow
+            link, keys, connection, incarnation, channels, sync, catchup, self.online, self.canary, mailbox, follow
         )
 
     def _create_sync(self, link: Link, keys: Keys, replies: Replies, catchup: Catchup, debounce_s: float) -> Sync:
@@ -298,8 +307,9 @@ class Registry:
         """Takes one published message. This is the hot path: events go to the hub unparsed."""
         local_channel = self._by_topic.get(topic)
         if local_channel is None:
-            if topic == self._sys:
-                self._push_sys(payload)
+            read = self._readers.get(topic)
+            if read is not None:
+                read(payload)
             elif topic in self.canary.topics:
                 self.canary.push(topic, payload)
             else:
@@ -312,11 +322,6 @@ class Registry:
                 self.catchup.push(local_channel, position, payload)
         else:
             self._push_delta(local_channel, payload)
-
-    def _push_sys(self, payload: bytes) -> None:
-        # An empty one only tries whether the topic may be used (redis/check.py).
-        if payload:
-            self._answerers.received(payload)
 
     def _push_delta(self, local_channel: LocalChannel, payload: bytes) -> None:
         letter = payload[0]

@@ -206,6 +206,13 @@ class Keys:
     def canary(self, at: int, run: str, k: int) -> bytes:
         return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
 
+    def mailbox(self, run: str, k: int) -> bytes:
+        return b"%bbox:%b.%d" % (self.shards.head("", f"{run}.{k}"), run.encode(), k)
+
+    def fallback(self, app_key: str, session: str) -> bytes:
+        """`session` is N/SESSION of the path."""
+        return b"%bfb:%b:%b" % (self.shards.head("", session), app_key.encode(), session.encode())
+
     def traces(self, run: str) -> bytes:
         return b"%btrace:%b" % (self.shards.head("", run), run.encode())
 

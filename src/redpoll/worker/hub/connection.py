@@ -64,6 +64,11 @@ class Connection(WebSocket):
         return None
 
     @property
+    def transport_name(self) -> str:
+        """How the client is connected: by a WebSocket, or a transport of the HTTP fallback."""
+        return "websocket"
+
+    @property
     def is_http(self) -> bool:
         """It is open and speaks HTTP."""
         return self.state == HTTP

@@ -7,7 +7,6 @@ and nothing of channels.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -35,7 +34,9 @@ from redpoll.worker.hub.client_libraries import ClientLibraries
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.hub import Hub
 from redpoll.worker.ingress.credentials import Credentials
+from redpoll.worker.ingress.held_requests import LocalRequests
 from redpoll.worker.ingress.http_requests import HttpRequests
+from redpoll.worker.ingress.socket_ids import SocketIds
 from redpoll.worker.ingress.strangers import Strangers
 from redpoll.worker.ingress.tls import give_memory_back
 from redpoll.worker.timers.janitor import Janitor
@@ -47,8 +48,6 @@ __all__ = ["Gate"]
 _HEADROOM = 48
 # Connections whose memory is given back to the system in one go: 1 ms.
 _TIDY_AFTER = 256
-_SID_BYTES = 10
-_SIDS_AT_ONCE = 64
 
 
 # Longer targets aren't remembered: clients choose them.
@@ -82,6 +81,7 @@ class Gate:
         requests_path: str,
         ready: Callable[[], bool],
         max_connections: int,
+        local: LocalRequests,
     ) -> None:
         self.settings = settings
         self.flusher = flusher
@@ -104,13 +104,13 @@ class Gate:
             max(1, max_connections // 2),
             self.strangers,
             Credentials(directory.by_id),
+            local,
         )
         self.debugging = hub.debugging
         self.refusals = Refusals()
         self._limits = self._limits_of(settings, self.refusals)
         self._client_libraries = ClientLibraries()
-        self._random = b""
-        self._random_at = 0
+        self._socket_ids = SocketIds()
         # Connections in PROXY or TLS setup.
         self.entering = 0
         self.connections = 0
@@ -274,13 +274,12 @@ class Gate:
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
             self._answer(connection, status, "bad_request", text, extra)
             return
-        full = self._held() > self.max_connections and not self.strangers.make_room(connection.address)
-        if not self._life.admits or not self._ready() or full:
+        unready = self.unready(connection.address)
+        if unready is not None:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").
             self.upgrades_refused_total += 1
-            text = "this server is full" if self._ready() and self._life.admits else "this server isn't ready"
-            self._answer(connection, 503, "unavailable", text, "Retry-After: 1\r\n")
+            self._answer(connection, 503, "unavailable", unready, "Retry-After: 1\r\n")
             return
         upgrade = _read(request)
         if not connection.address_slot and self.addresses.on:
@@ -312,6 +311,13 @@ class Gate:
             self.upgrades_refused_total += 1
             self._answer(connection, 503, "unavailable", TOO_MANY_OF_ADDRESS, "Retry-After: 1\r\n")
 
+    def unready(self, address: str) -> str | None:
+        """Why no client of this address is admitted now, whoever it is; None: one may be."""
+        if not self._life.admits or not self._ready():
+            return "this server isn't ready"
+        full = self._held() > self.max_connections and not self.strangers.make_room(address)
+        return "this server is full" if full else None
+
     def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
         return handshake.check(
             upgrade.path,
@@ -342,34 +348,35 @@ class Gate:
             if self.debugging.any:
                 self.debugging.refused(self._app_named(upgrade.path), outcome, **self._described(connection, upgrade))
             return
-        connection.set_sid(*self._new_sid())
-        connection.client_seen = self._client_libraries.note(upgrade.query)
         client = self._forwarded_client(connection, upgrade.request)
+        self.greet(connection, outcome, upgrade.query, client, partial(self._described, connection, upgrade))
+
+    def greet(
+        self,
+        connection: Connection,
+        app: App,
+        query: Mapping[str, str],
+        client: str,
+        described: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Give an open connection its session, and greet its client. `client`: its address, if it isn't the peer's."""
+        connection.set_sid(*self._socket_ids.next())
+        connection.client_seen = self._client_libraries.note(query)
         if client:
             connection.client_seen = connection.client_seen._replace(address=client)
             untrack(connection.client_seen)
-        recovers = handshake.recovers(upgrade.query)
+        recovers = handshake.recovers(query)
         channels: SmallMap[Subscription] = SmallMap()
-        app = self.hub.open_connections.current(outcome)
-        session = Session((connection.sid_hi, connection.sid_lo), app, self._limits, recovers, channels)
+        current = self.hub.open_connections.current(app)
+        session = Session((connection.sid_hi, connection.sid_lo), current, self._limits, recovers, channels)
         untrack(session)
         connection.session = session
         self.hub.open_connections.add(connection)
         self.janitor.opened(connection)
         if self.debugging.any:
-            self.debugging.opened(connection, **self._described(connection, upgrade))
+            self.debugging.opened(connection, **described())
         timeout_s = self.settings.activity_timeout_s
         connection.send_first(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))
-
-    def _new_sid(self) -> tuple[int, int]:
-        """The two halves of a socket id, 40 bits each. Neither is 0."""
-        at = self._random_at
-        if at == len(self._random):
-            # A system call for each connection would take longer than all else here.
-            self._random, at = secrets.token_bytes(_SID_BYTES * _SIDS_AT_ONCE), 0
-        self._random_at = end = at + _SID_BYTES
-        middle = at + _SID_BYTES // 2
-        return int.from_bytes(self._random[at:middle]) + 1, int.from_bytes(self._random[middle:end]) + 1
 
     # -- helpers -------------------------------------------------------------------------------------------
 

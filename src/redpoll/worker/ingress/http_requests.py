@@ -7,13 +7,13 @@ Half of each limit is for callers who have authenticated (strangers.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from redpoll._http import pack_simple
 from redpoll.config.proxies import TrustedProxies
-from redpoll.http.connection import HttpConnection, State
+from redpoll.http.connection import State
 from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response
 from redpoll.http.head import FieldTable
 from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, pack_fields
@@ -21,6 +21,7 @@ from redpoll.http.reader import Fault, ParsedRequest, Phase
 from redpoll.http.server import HttpServer
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.ingress.control_link import ControlLink
+from redpoll.worker.ingress.held_requests import LATER, HoldingConnection, LocalRequests
 
 if TYPE_CHECKING:
     from redpoll.config.config import Settings
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from redpoll.worker.ingress.strangers import Strangers
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["TABLE", "HttpRequests", "PublicConnection"]
+__all__ = ["FORWARDED_PROTO", "TABLE", "HttpRequests", "PublicConnection", "packed_fields"]
 
-TABLE: Final = FieldTable(FIELDS)
-_KINDS: Final = TABLE.kinds
+# X-Forwarded-Proto is read for requests that the worker answers; control doesn't get it.
+TABLE: Final = FieldTable((*FIELDS, "X-Forwarded-Proto"))
+FORWARDED_PROTO: Final = len(FIELDS)
+_KINDS: Final = FieldTable(FIELDS).kinds
 # A body announced as no larger than this is read without asking control.
 _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
 # Control decides about the body of any other request: it answers those that have none at once.
@@ -47,7 +50,7 @@ _SPARED_S: Final = 10.0
 _MAX_REMEMBERED_BYTES: Final = 128
 
 
-class PublicConnection(HttpConnection[Connection]):
+class PublicConnection(HoldingConnection):
     """A connection of the public port. It is a stranger's (strangers.py) while it isn't `authenticated`.
 
     A whole request of the usual shape becomes its message in one step, in C, also if its body comes after its head;
@@ -57,11 +60,8 @@ class PublicConnection(HttpConnection[Connection]):
     websockets = True
     _server: HttpRequests
 
-    # The number of the request that control has, or had last; its flags and method. A later request may have been read
-    # meanwhile.
+    # The number of the request that control has, or had last. A later request may have been read meanwhile.
     _number = 0
-    _sent_flags = 0
-    _sent_method = b""
 
     # The beginning of a request of the usual shape, and the size of all of it.
     _kept = b""
@@ -150,7 +150,12 @@ class PublicConnection(HttpConnection[Connection]):
     def _send(self, request: ParsedRequest) -> None:
         """Send a request to control, or answer it here if it doesn't need control or can't reach it."""
         http = self._server
-        if request.target.startswith(b"/app/"):
+        local = http.local.answer(self, request) if b"/app/" in request.target else None
+        if local is not None:
+            if local is LATER:
+                return
+            answer = local
+        elif request.target.startswith(b"/app/"):
             text = "this is a WebSocket address; connect with an Upgrade"
             answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
         elif request.target in ALIVE and request.method in (b"GET", b"HEAD"):
@@ -169,6 +174,10 @@ class PublicConnection(HttpConnection[Connection]):
         if not goes_on or request.flags & (CLOSES | HEAD_ONLY | HTTP_1_0):
             answer = closing(answer)
         self._write(answer)
+
+    def admitted(self) -> None:
+        """What waits counts as a WebSocket does, and no longer as a stranger's request."""
+        self._server.strangers.forget(self.stream)
 
     def _write(self, answer: bytes) -> None:
         """Write an answer of our own; it says whether the connection closes after it."""
@@ -259,9 +268,11 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         max_connections: int,
         strangers: Strangers,
         credentials: Credentials,
+        local: LocalRequests,
     ) -> None:
         super().__init__(TABLE, ("connections", "requests", "bodies", "address"))
         self.strangers = strangers
+        self.local = local
         self.link = ControlLink(path)
         self.max_requests = MAX_REQUESTS
         self._writable_signal = writable_signal
@@ -359,7 +370,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         """Send a request to control. Returns its number."""
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode("ascii", "replace")
-        packed = pack_fields(fields) if fields else b""
+        packed = packed_fields(fields) if fields else b""
         return self.link.send(http, flags, method, client, target, packed, body, announced, refusal)
 
     def refusal(self, http: PublicConnection, request: ParsedRequest) -> bytes | None:
@@ -391,7 +402,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def is_signed(self, request: ParsedRequest) -> bool:
         """Whether an app's caller sent this request, as far as a worker can tell."""
-        return self._credentials.are_right(request.method, request.target, pack_fields(request.fields))
+        return self._credentials.are_right(request.method, request.target, packed_fields(request.fields))
 
     def client_of(self, http: PublicConnection, request: ParsedRequest) -> str:
         """The client's address: from X-Forwarded-For if a trusted proxy sent it, else the peer's."""
@@ -407,3 +418,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def _client_behind(self, peer: str, forwarded_for: bytes) -> bytes:
         return self._trusted.client_of(peer, [forwarded_for.decode("latin-1")]).encode("ascii", "replace")
+
+
+def packed_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
+    """The fields that control reads."""
+    return pack_fields(field for field in fields if field[0] != FORWARDED_PROTO)

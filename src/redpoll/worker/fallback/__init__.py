@@ -1,0 +1,1 @@
+"""pusher-js' HTTP transports: sessions that are connections without a socket of their own."""

@@ -1,0 +1,80 @@
+"""Requests that the worker answers itself, and later: those of the HTTP fallback (worker/fallback)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from redpoll.http.connection import HttpConnection, State
+from redpoll.http.errors import closing
+from redpoll.http.messages import CLOSES, CONTINUE, HTTP_1_0
+from redpoll.worker.hub.connection import Connection
+
+if TYPE_CHECKING:
+    from redpoll.http.reader import ParsedRequest
+
+__all__ = ["LATER", "HoldingConnection", "LocalRequests", "Waiting"]
+
+# What `LocalRequests.answer` returns for a request that is answered later.
+LATER: Final = b""
+
+
+class Waiting(Protocol):
+    """What waits for an answer that doesn't come from control. `ends_with_client`: the connection closes when its
+    client sends no more."""
+
+    @property
+    def ends_with_client(self) -> bool: ...
+    def left(self) -> None:
+        """The connection is gone."""
+
+
+class LocalRequests(Protocol):
+    """Answers requests with /app/ in their target."""
+
+    def answer(self, http: Any, request: ParsedRequest) -> bytes | None:
+        """The answer, LATER, or None: it isn't for this. `http` is the connection."""
+
+
+class HoldingConnection(HttpConnection[Connection]):
+    """A connection whose request may wait for this worker. `sent_flags` and `sent_method` are those of the request that
+    is under way, or was last."""
+
+    # What has the request under way, if control hasn't.
+    waiting: Waiting | None = None
+    _sent_flags = 0
+    _sent_method = b""
+
+    def hold(self, waiting: Waiting, request: ParsedRequest) -> None:
+        """`waiting` will answer, by `reply` or `finish`."""
+        self.state = State.ANSWER
+        self._sent_flags, self._sent_method = request.flags, request.method
+        self.waiting = waiting
+
+    def reply(self, response: bytes) -> None:
+        """The answer to what `hold` was called for."""
+        self.waiting = None
+        if self._sent_flags & (CLOSES | HTTP_1_0):
+            self.end(closing(response))
+        else:
+            self.answered(self.authenticated, response)
+
+    def finish(self, last: bytes) -> None:
+        """The end of an answer that was written piece by piece; the connection closes."""
+        self.waiting = None
+        self.end(last)
+
+    def let_body_in(self) -> None:
+        """Read the body of the request whose head was passed on."""
+        self.state = State.ANSWER
+        self.answered(CONTINUE | self.authenticated, b"")
+
+    def ended(self) -> bool:
+        if self.waiting is not None and self.waiting.ends_with_client:
+            return False
+        return super().ended()
+
+    def gone(self) -> None:
+        waiting, self.waiting = self.waiting, None
+        super().gone()
+        if waiting is not None:
+            waiting.left()

@@ -1,0 +1,91 @@
+import asyncio
+import json
+
+import pytest
+
+from fallback_wire import ask
+
+KEY = "278d425bdf160c739803"
+
+
+async def relayed(bench, kind="xhr_streaming"):
+    """A client, the worker with its session, and another one that has its stream or poll."""
+    one, two = await bench.start(), await bench.start()
+    client = await bench.fallback(one, two, kind=kind)
+    owner, other = (one, two) if one.fallback.sessions.by_name else (two, one)
+    if kind == "xhr_streaming":
+        (session,) = owner.fallback.sessions.by_name.values()
+        # The client opens its stream again: in the other worker.
+        session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
+        await client.socket.recv()
+    await bench.settled(other, lambda: other.fallback.relay.waiting)
+    return client, owner, other
+
+
+async def test_client_that_leaves_ends_its_session_in_the_other_worker(bench):
+    client, owner, other = await relayed(bench)
+    await client.socket.close()
+    await bench.settled(owner, lambda: not owner.fallback.sessions.by_name)
+    await bench.settled(other, lambda: not other.fallback.relay.waiting)
+    assert owner.fallback.relay.outlets == {}
+
+
+@pytest.mark.parametrize("kind", ["xhr_streaming", "xhr"])
+async def test_break_of_the_link_ends_what_was_relayed(bench, kind):
+    for side in (0, 1):
+        client, *workers = await relayed(bench, kind)
+        workers[side].link.drop("the test breaks it")
+        async with asyncio.timeout(60):
+            while client.socket.closed is None:
+                await asyncio.sleep(0.01)
+        assert client.socket.closed.code == 1006
+        await bench.settled(workers[0], lambda workers=workers: not workers[0].fallback.sessions.by_name)
+        for worker in workers:
+            await bench.settled(worker, lambda worker=worker: worker.registry.ready and worker.link.up)
+
+
+async def test_owner_that_vanishes_is_noticed(bench, client_of_redis):
+    client, owner, other = await relayed(bench)
+    # Its topic has no reader any more, as if the process were gone.
+    topics = [topic for topic in owner.fallback._mailbox.topics if b":box:" in topic]
+    owner.link.unsubscribe(topics)
+    async with asyncio.timeout(60):
+        while client.socket.closed is None:
+            await asyncio.sleep(0.01)
+    await bench.settled(other, lambda: not other.fallback.relay.waiting)
+    assert (await ask("127.0.0.1", other.port, "POST", client.socket.path("xhr_send"), b'["x"]')).status == 404
+
+
+async def test_sends_reach_the_session_in_order_over_two_workers(bench):
+    one, two = await bench.start(), await bench.start()
+    client = await bench.fallback(one, two)
+    watcher = await bench.client(one)
+    for each in (client, watcher):
+        await each.subscribe("private-a")
+    paths = [client.socket.path("xhr_send") for _ in range(8)]
+    bodies = [json.dumps([json.dumps({"event": "client-n", "channel": "private-a", "data": str(n)})]) for n in range(8)]
+    # The last first; the gap is filled before it is given up, or they come late but all.
+    sends = [
+        client.socket.send_raw(body.encode(), path=path)
+        for path, body in reversed(list(zip(paths, bodies, strict=True)))
+    ]
+    assert await asyncio.gather(*sends) == [204] * 8
+    assert sorted(frame["data"] for frame in await watcher.events(8)) == [str(n) for n in range(8)]
+
+
+async def test_malformed_messages_of_other_workers_are_refused(bench):
+    worker = await bench.start()
+    worker.fallback.relay._received(b"\x00nonsense")
+    client = await bench.fallback(worker)
+    await client.subscribe("a")
+
+
+async def test_unknown_session_is_404_from_any_worker(bench):
+    one, two = await bench.start(), await bench.start()
+    for worker in (one, two):
+        response = await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/1/guessing/xhr_send?n=1", b'["x"]')
+        assert response.status == 404
+    client = await bench.fallback(one)
+    client.socket.session = client.socket.session[:-1] + "x"
+    for worker in (one, two):
+        assert await client.socket.send_raw(b'["x"]', on=("127.0.0.1", worker.port)) == 404

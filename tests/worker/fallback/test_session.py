@@ -1,0 +1,97 @@
+import asyncio
+import json
+
+from fallback_wire import FallbackSocket, ask
+from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
+
+KEY = "278d425bdf160c739803"
+
+
+def text(size: int) -> bytes:
+    return b"\x81\x7f" + size.to_bytes(8, "big") + b"x" * size
+
+
+async def test_connection_is_like_any_other_to_the_worker(bench):
+    worker = await bench.start(trusted_proxies=("127.0.0.1",))
+    client = await bench.fallback(worker, headers={"X-Forwarded-For": "192.0.2.7"})
+    (connection,) = worker.hub.open_connections
+    assert connection.transport_name == "xhr_streaming"
+    assert connection.session.socket_id == client.socket_id
+    assert connection.client_seen.library == "js 8.4.0"
+    assert connection.client_seen.address == "192.0.2.7"
+    assert connection.peer == ("192.0.2.7", 0)
+    websocket = await bench.client(worker)
+    assert {one.transport_name for one in worker.hub.open_connections} == {"xhr_streaming", "websocket"}
+    assert websocket.socket_id != client.socket_id
+
+
+async def test_nothing_is_written_beyond_what_a_client_reads_of_a_stream(bench):
+    worker = await bench.start()
+    fallback = FallbackSocket([("127.0.0.1", worker.port)], KEY)
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port, limit=2**22)
+    writer.write(f"POST {fallback.path('xhr_streaming', 'protocol=7')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    await reader.readuntil(b"connection_established")
+    (session,) = worker.fallback.sessions.by_name.values()
+    session.connection.send(text(REOPENED_AFTER_UNITS))
+    session.connection.send(b"\x81\x02{}")
+    await reader.readexactly(REOPENED_AFTER_UNITS)
+    await bench.settled(worker, lambda: session.outlet is None)
+    assert session.connection.unsent_bytes > 0
+    # The client reads all of it and opens another stream, which has the rest and no second `o`.
+    again, other = await asyncio.open_connection("127.0.0.1", worker.port)
+    other.write(f"POST {fallback.path('xhr_streaming', 'protocol=7')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    beginning = await again.readuntil(b'a["{}"]\n')
+    assert b"\no\n" not in beginning
+    # The first one has ended.
+    assert (await reader.read()).endswith(b"0\r\n\r\n")
+    for one in (writer, other):
+        one.close()
+
+
+async def test_messages_wait_for_earlier_ones_of_the_page(bench):
+    worker = await bench.start()
+    client = await bench.fallback(worker)
+    await client.subscribe("private-a")
+    first, second, third = (client.socket.path("xhr_send") for _ in range(3))
+    unsubscribe = json.dumps([json.dumps({"event": "pusher:unsubscribe", "data": {"channel": "private-a"}})]).encode()
+    auth = client.sign("private-a")
+    subscribe = json.dumps(
+        [json.dumps({"event": "pusher:subscribe", "data": {"channel": "private-a", "auth": auth}})]
+    ).encode()
+    # In the wrong order the page would end without its subscription.
+    (session,) = worker.fallback.sessions.by_name.values()
+    await client.socket.send_raw(subscribe, path=second)
+    assert "private-a" in session.connection.session.channels
+    await client.socket.send_raw(unsubscribe, path=first)
+    await client.until("pusher_internal:subscription_succeeded")
+    assert "private-a" in session.connection.session.channels
+    # A gap that stays is waited for only a moment.
+    client.socket.path("xhr_send")
+    await client.socket.send_raw(b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]')
+    await client.until("pusher:pong")
+    assert await client.socket.send_raw(b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]', path=third) == 204
+    await client.until("pusher:pong")
+
+
+async def test_message_that_is_no_protocol_is_answered_as_on_a_websocket(bench):
+    worker = await bench.start()
+    client, websocket = await bench.fallback(worker), await bench.client(worker)
+    await client.socket.send("nonsense")
+    await websocket.socket.send("nonsense")
+    assert await client.next() == await websocket.next()
+
+
+async def test_nothing_is_taken_while_redis_is_congested(bench):
+    worker = await bench.start()
+    path = f"/pusher/app/{KEY}/7/abcdefgh"
+    await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr?protocol=7")
+    (session,) = worker.fallback.sessions.by_name.values()
+    received = []
+    session.connection.gate.hub.perform = lambda connection, effects: received.extend(effects)
+    session.connection.pause_reading()
+    ping = b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]'
+    answers = [(await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr_send", ping)).status for _ in range(102)]
+    assert answers == [204] * 100 + [503] * 2
+    assert received == []
+    session.connection.resume_reading()
+    assert len(received) == 100

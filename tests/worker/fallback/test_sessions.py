@@ -1,0 +1,105 @@
+import asyncio
+import json
+
+import pytest
+
+from fallback_wire import FallbackClosed, FallbackSocket, ask
+from redpoll.worker.fallback.sessions import _due
+
+KEY = "278d425bdf160c739803"
+
+
+def path(number: int = 0, action: str = "xhr") -> str:
+    return f"/pusher/app/{KEY}/{number}/abcdefgh/{action}?protocol=7"
+
+
+async def test_second_request_of_the_same_name_attaches_to_the_session(bench):
+    worker = await bench.start()
+    first = await ask("127.0.0.1", worker.port, "POST", path())
+    poll = asyncio.create_task(ask("127.0.0.1", worker.port, "POST", path()))
+    (session,) = worker.fallback.sessions.by_name.values()
+    await bench.settled(worker, lambda: session.outlet)
+    replacing = asyncio.create_task(ask("127.0.0.1", worker.port, "POST", path()))
+    assert (await poll).body == b'c[2010,"Another connection still open"]\n'
+    session.connection.send(b"\x81\x02{}")
+    assert (await replacing).body == b'a["{}"]\n'
+    assert first.body.count(b"o\n") == 1
+    assert worker.fallback.sessions.begun_total == 1
+
+
+async def test_addresses_are_limited_as_with_websockets(bench):
+    worker = await bench.start(max_connections_per_address=2, trusted_proxies=("127.0.0.1",))
+    header = {"X_Forwarded_For": "192.0.2.1"}
+    for number in range(2):
+        assert (await ask("127.0.0.1", worker.port, "POST", path(number), **header)).body.startswith(b"o\na[")
+    refused = await ask("127.0.0.1", worker.port, "POST", path(3), **header)
+    assert b"c[4100," in refused.body
+    assert worker.gate.addresses.refused == 1
+    assert (await ask("127.0.0.1", worker.port, "POST", path(4), X_Forwarded_For="192.0.2.2")).body.startswith(b"o\na[")
+    # A session that ends gives its place back.
+    session = next(iter(worker.fallback.sessions.by_name.values()))
+    session.drop()
+    await bench.settled(worker, lambda: session.connection.of_session is None)
+    assert (await ask("127.0.0.1", worker.port, "POST", path(5), **header)).body.startswith(b"o\na[")
+
+
+async def test_sessions_of_a_worker_are_bounded(bench):
+    worker = await bench.start()
+    worker.gate.max_connections = 4
+    for number in range(2):
+        await ask("127.0.0.1", worker.port, "POST", path(number))
+    assert (await ask("127.0.0.1", worker.port, "POST", path(2))).status == 503
+    assert (await ask("127.0.0.1", worker.port, "POST", path(1, "xhr_send"), b'["{}"]')).status == 204
+
+
+async def test_client_that_leaves_while_redis_is_asked_gives_its_place_back(bench):
+    worker = await bench.start()
+    await bench.change(max_connections=1)
+    for _ in range(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(f"POST {FallbackSocket([], KEY).path('xhr', 'protocol=7')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+    worker.fallback.sessions.wait_s = 0.0
+    fallback, greeted = None, False
+    while not greeted:
+        # The place is free once Redis has been told.
+        fallback = FallbackSocket([("127.0.0.1", worker.port)], KEY)
+        await fallback.open()
+        greeted = json.loads(await fallback.recv())["event"] == "pusher:connection_established"
+        if not greeted:
+            await fallback.close()
+    assert len(worker.hub.open_connections) == 1
+    await fallback.close()
+
+
+async def test_drain_closes_sessions_with_4200(bench):
+    worker = await bench.start()
+    clients = [await bench.fallback(worker, kind=kind) for kind in ("xhr", "xhr_streaming")]
+    worker.evacuate(0.1)
+    for client in clients:
+        with pytest.raises(FallbackClosed) as closed:
+            await client.until("never")
+        assert closed.value.code == 4200
+    assert (await ask("127.0.0.1", worker.port, "POST", path())).status == 503
+
+
+async def test_claims_are_renewed_after_redis_was_lost(bench, client_of_redis):
+    worker = await bench.start()
+    client = await bench.fallback(worker)
+    await client_of_redis.flushall()
+    worker.fallback.sessions.beat_s = 0.0
+    worker.fallback.sessions.renew_soon()
+    (session,) = worker.fallback.sessions.by_name.values()
+    worker.fallback.sessions.attached(session)
+    key = worker.fallback.sessions.claims._keys.fallback(*session.name)
+    async with asyncio.timeout(60):
+        while await client_of_redis.get(key) is None:
+            await asyncio.sleep(0.01)
+    assert client.socket.closed is None
+
+
+def test_many_that_are_due_are_taken_part_by_part():
+    sessions = dict.fromkeys(range(2000), 1.0) | {"later": 3.0}
+    assert _due(sessions, 0.5) == []
+    assert _due(sessions, 2.0) == list(range(500))
