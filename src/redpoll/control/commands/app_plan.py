@@ -17,14 +17,13 @@ import msgspec
 from redpoll.control.records.checks import RecordError, check_rules
 from redpoll.control.records.records import rule_pattern, setting_text
 from redpoll.control.records.tokens import check_token, new_token
-from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS, OVERLAP_S, hooks_of
+from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS, OVERLAP_S, deleted, hooks_of
 from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting, with_eras
 from redpoll.protocol.tokens import Token
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["AppPlan", "Wanted"]
-
+__all__ = ["AppPlan", "Wanted", "WantedKey", "WantedToken", "WantedWebhook"]
 
 _WEBHOOK_SECRET = re.compile(r"[!-~]{1,64}").fullmatch
 
@@ -229,15 +228,7 @@ class AppPlan:
             after[endpoint.id] = endpoint
         if self._prune:
             for endpoint in (one for same in left.values() for one in same):
-                gone = msgspec.structs.replace(
-                    endpoint,
-                    deleted_at=self._now_s,
-                    disabled_at=self._now_s,
-                    secret="",
-                    previous_secret="",
-                    previous_until=0.0,
-                )
-                self.changed_endpoints.append(gone)
+                self.changed_endpoints.append(deleted(endpoint, self._now_s))
                 self.changes.append(f"webhook {endpoint.url}: deleted")
                 del after[endpoint.id]
         if len(after) > MAX_ENDPOINTS:
