@@ -46,7 +46,8 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
     wanted = msgspec.convert(args["apps"], list[Wanted])
     async with webhooks.endpoints.edit_many(COMMAND_LINE) as edit:
         now_s = time.time()
-        plans = await _plans(context, webhooks, edit, wanted, args["prune"], now_s)
+        options = {"prune": args["prune"], "dry_run": args["dry_run"]}
+        plans = await _plans(context, webhooks, edit, wanted, now_s, options)
         faults = [
             {"where": f"apps[{number}].{where}" if where else f"apps[{number}]", "text": text}
             for number, plan in enumerate(plans)
@@ -77,8 +78,9 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _plans(
-    context: Context, webhooks: Webhooks, edit: Edit, wanted: Sequence[Wanted], prune: bool, now_s: float
+    context: Context, webhooks: Webhooks, edit: Edit, wanted: Sequence[Wanted], now_s: float, options: dict[str, bool]
 ) -> list[AppPlan]:
+    """`options`: those of plan_of."""
     tokens: dict[str | None, list[Token]] = {}
     for token in context.records.tokens.values():
         if token.revoked_at is None and (token.expires_at is None or now_s < token.expires_at):
@@ -88,7 +90,7 @@ async def _plans(
         if number % _APPS_AT_ONCE == 0:
             # PostgreSQL ends a transaction in which nothing is asked for 3 s (store/postgres.py).
             await edit.connection.execute(sa.select(1))
-        plans.append(plan_of(context.records, webhooks, one, tokens.get(one.id, ()), now_s, prune))
+        plans.append(plan_of(context.records, webhooks, one, tokens.get(one.id, ()), now_s, **options))
     return plans
 
 

@@ -34,7 +34,14 @@ _MAX_APPS: Final = 100_000
 
 
 def plan_of(
-    records: Records, webhooks: Webhooks, wanted: Wanted, tokens: Sequence[Token], now_s: float, prune: bool = False
+    records: Records,
+    webhooks: Webhooks,
+    wanted: Wanted,
+    tokens: Sequence[Token],
+    now_s: float,
+    *,
+    prune: bool = False,
+    dry_run: bool = False,
 ) -> AppPlan:
     """What `wanted` changes in the app of its id, with the faults that the record store's rules find. `tokens` are the
     valid ones of the app."""
@@ -47,6 +54,7 @@ def plan_of(
         now_s,
         prune,
         lambda webhook: endpoints.fault_of(webhook.url, webhook.events, webhook.format, webhook.channels),
+        dry_run,
     )
     try:
         records.check_import(plan.app)
