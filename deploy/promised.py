@@ -20,12 +20,12 @@ import click
 
 from redpoll.cli import main as commands
 from redpoll.config.setting_table import TABLE, Setting
-from redpoll.control.api.routes import document
+from redpoll.control.api_document import document
 from redpoll.control.observe.metrics import catalog
 from redpoll.control.webhooks.payloads import EVENTS
 from redpoll.protocol.apps import SETTINGS
 from redpoll.protocol.errors import HTTP_STATUS, Code
-from redpoll.protocol.tokens import SCOPES
+from redpoll.protocol.tokens import MANAGE, SCOPES
 
 __all__ = ["COMMAND", "PATH", "Names", "changes", "promised", "unmentioned"]
 
@@ -47,7 +47,7 @@ def promised() -> Names:
         "http errors": {code: str(status) for code, status in HTTP_STATUS.items()},
         "close codes": {code.name: str(code.value) for code in Code},
         "webhook events": dict.fromkeys(EVENTS, ""),
-        "token scopes": dict.fromkeys(SCOPES, ""),
+        "token scopes": dict.fromkeys((*SCOPES, MANAGE), ""),
         "settings": {setting.name: _about(setting) for setting in TABLE},
         "app settings": {name: f"{setting.type}, default {setting.default}" for name, setting in SETTINGS.items()},
         "metrics": dict(_metrics()),

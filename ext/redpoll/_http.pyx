@@ -315,6 +315,7 @@ cdef FieldKind read_field(
         name_size == 13 and (is_name(name, 13, b"authorization", 13) or is_name(name, 13, b"x-service-key", 13))
         or name_size == 16
         and (is_name(name, 16, b"x-service-secret", 16) or is_name(name, 16, b"content-encoding", 16))
+        or name_size == 8 and is_name(name, 8, b"if-match", 8)
         or name_size == 30 and is_name(name, 30, b"access-control-request-headers", 30)
         or name_size == 11 and is_name(name, 11, b"traceparent", 11)
     ):

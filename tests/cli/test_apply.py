@@ -106,6 +106,42 @@ def test_dry_run_shows_the_plan_without_secrets_and_changes_nothing(typed, file)
     assert json.loads(typed("app", "list", "--json").stdout) == []
 
 
+def test_dry_run_shows_no_key_that_will_be_another_one(typed, file):
+    file.write_text("[[apps]]\nid = 'a'\n[[apps]]\nid = 'b'\nsecret = 's'\n[[apps]]\nid = 'c'\nkey = 'mine'\n")
+    plans = [applied(typed, file, "--dry-run") for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert [app["changes"] for app in plans[0]["apps"]] == [["a new key: added"]] * 2 + [["key mine: added"]]
+    made = {one["app"]: one["name"] for one in applied(typed, file)["made"]}
+    assert len(made["a"]) == 20
+    assert made["c"] == "mine"
+
+
+@pytest.mark.parametrize("kind", ["toml", "yaml", "json"])
+def test_secrets_that_begin_like_references_survive_export_and_apply(typed, file, tmp_path, monkeypatch, kind):
+    secrets = {"a": "env:HOME", "b": "file:/etc/hostname", "c": "text:text:", "d": "plain"}
+    apps = [
+        {
+            "id": name,
+            "key": name,
+            "secret": f"text:{secret}",
+            "webhooks": [{"url": "https://a.example/", "secret": f"text:{secret}"}],
+        }
+        for name, secret in secrets.items()
+    ]
+    apps[3] |= {"keys": [{"key": name, "secret": f"text:{secret}"} for name, secret in (("d", "env:D"), ("e", "x"))]}
+    del apps[3]["key"], apps[3]["secret"]
+    file.write_text(json.dumps({"apps": apps}))
+    applied(typed, file, "--format", "json")
+    exported = typed("export", "--format", kind).stdout
+    assert json.loads(typed("app", "show", "a", "--json").stdout)["secret"] == "env:HOME"
+    (tmp_path / "file").write_text(exported)
+    again = applied(typed, tmp_path / "file", "--format", kind)
+    assert ({app["outcome"] for app in again["apps"]}, again["made"]) == ({"unchanged"}, [])
+    monkeypatch.setenv("REDPOLL_DATA_DIR", str(tmp_path / "elsewhere"))
+    applied(typed, tmp_path / "file", "--format", kind)
+    assert typed("export", "--format", kind).stdout == exported
+
+
 def test_change_is_written_and_prune_undoes_the_rest(typed, file):
     applied(typed, file)
     typed("app", "create", "by hand")

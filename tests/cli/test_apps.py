@@ -63,3 +63,12 @@ def test_an_app_is_switched_off_and_on(typed, app_id):
 def test_unknown_app_exits_with_1(typed):
     result = typed("app", "show", "5")
     assert (result.exit_code, result.stderr) == (1, "redpoll: there is no app with the id 5\n")
+
+
+def test_app_is_deleted_after_a_question(typed, app_id):
+    asked = typed("app", "delete", app_id)
+    assert (asked.exit_code, "can't be undone" in asked.stderr) == (1, True)
+    assert typed("app", "show", app_id).exit_code == 0
+    assert typed("app", "delete", app_id, "--yes").stdout == f"app {app_id} (demo) deleted\n"
+    assert typed("app", "show", app_id).exit_code == 1
+    assert typed("app", "delete", app_id, "--yes").exit_code == 1

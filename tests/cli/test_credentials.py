@@ -87,3 +87,32 @@ def test_tokens_are_revoked(typed, app_id):
     assert typed("token", "revoke", ids[0], "nix").stderr == (
         "redpoll: there is no token with the id nix; nothing was revoked\n"
     )
+
+
+def test_token_for_the_management_belongs_to_no_app(typed, app_id):
+    made = json.loads(typed("token", "create", "--manage", "--name", "platform", "--expires", "1d", "--json").stdout)
+    assert made["scopes"] == ["manage"]
+    listed = typed("token", "list", "--manage")
+    assert listed.stdout.startswith(f"{made['id']}  {made['token'][:8]}…  manage  expires ")
+    assert typed("token", "list", app_id).stdout == ""
+    assert typed("token", "revoke", made["id"]).stdout.startswith(f"{made['id']}  revoked ")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--manage", "--scope", "read"], "give --scope"),
+        ([], "give --scope"),
+        (["--manage", "1234567"], "belongs to no app"),
+    ],
+)
+def test_token_is_either_an_apps_or_the_managements(typed, app_id, words, text):
+    result = typed("token", "create", "--name", "n", *words)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_scope_manage_is_refused_for_an_app(typed, app_id):
+    result = typed("token", "create", app_id, "--name", "n", "--scope", "manage")
+    assert result.exit_code == 1
+    assert "redpoll token create --manage" in result.stderr

@@ -7,6 +7,7 @@ to redpoll, the libraries reconnect by themselves, with the keys and options tha
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,14 +17,22 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from node import Node, auth_endpoint, local_signer
+from node import Node, NodeError, auth_endpoint, local_signer
 from proxy import Proxy
 from server import Server
 
 SOKETI = {
     "port": 6001,
     "appManager.array.apps": [
-        {"id": "app-id", "key": "app-key", "secret": "app-secret", "enableClientMessages": True, "maxConnections": 100}
+        {"id": "app-id", "key": "app-key", "secret": "app-secret", "enableClientMessages": True, "maxConnections": 100},
+        {
+            "id": "small",
+            "key": "small-key",
+            "secret": "small-secret",
+            "maxConnections": 2,
+            "maxPresenceMembersPerChannel": 1,
+            "maxEventPayloadInKb": 1,
+        },
     ],
 }
 REVERB = """
@@ -46,15 +55,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(workers=2) as running:
         for source, name in (("soketi", "soketi.json"), ("reverb", ".env")):
             outcome = imported(running, source, folder / name)
-            assert [app["outcome"] for app in outcome["apps"]] == ["created"]
+            assert {app["outcome"] for app in outcome["apps"]} == {"created"}
         yield running
 
 
-def imported(server: Server, source: str, file: Path) -> dict:
-    command = [sys.executable, "-m", "redpoll", "import", source, str(file), "--json"]
-    command += ["--data-dir", str(server.folder / "data")]
+def command(server: Server, *words: str) -> str:
+    """What a command of the server's operator prints."""
+    command = [sys.executable, "-m", "redpoll", *words, "--data-dir", str(server.folder / "data")]
     done = subprocess.run(command, env=server.environment(), capture_output=True, text=True, timeout=60, check=True)
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+def imported(server: Server, source: str, file: Path) -> dict:
+    return json.loads(command(server, "import", source, str(file), "--json"))
 
 
 @contextlib.asynccontextmanager
@@ -122,6 +135,59 @@ async def test_echo_reconnects_from_reverb_to_redpoll(server: Server, node: Node
                 await node.seen(2, client="page", event="subscribed")
                 await trigger(server, node, "private-orders", "App\\Events\\OrderShipped")
                 assert (await node.seen(client="page", event="OrderShipped"))["data"] == {"n": 1}
+
+
+async def answers(server: Server) -> list[object]:
+    """What two pages and a back end get from the apps that were soketi's, without what differs in each run."""
+    seen: list[object] = []
+    async with Node(server) as node:
+        with credentials(server, "app-id", "app-key", "app-secret"):
+            async with auth_endpoint(local_signer(server)) as auth_url:
+                for user in ("anna", "bert"):
+                    await node.connect(user, f"{auth_url}?user={user}")
+                    for channel in ("news", "private-desk", "presence-room"):
+                        seen.append(await node.subscribe(user, channel, "said", "client-said"))
+                seen.append(await node.seen(client="anna", event="pusher:member_added"))
+                await trigger(server, node, "news", "said")
+                seen += [await node.seen(client=user, event="said") for user in ("anna", "bert")]
+                await node.call("trigger", client="anna", channel="private-desk", event="client-said", data={"n": 2})
+                seen.append(await node.seen(client="bert", event="client-said"))
+        with credentials(server, "small", "small-key", "small-secret"):
+            async with auth_endpoint(local_signer(server)) as auth_url:
+                for user in ("cora", "dirk"):
+                    await node.connect(user, f"{auth_url}?user={user}")
+                seen.append(await node.subscribe("cora", "presence-room"))
+                await node.call("subscribe", client="dirk", channel="presence-room", events=[])
+                seen.append(await node.seen(client="dirk", event="pusher:subscription_error"))
+                await node.call("connect", client="eva", key="small-key", options=node.options(auth_url))
+                seen.append(await node.seen(client="eva", error_code=4004))
+                seen += [await refused(server, node, key, size) for key, size in (("small-key", 1_025), ("app-key", 1))]
+    return seen
+
+
+async def refused(server: Server, node: Node, key: str, size: int) -> str:
+    """The error of Pusher's library for Node at a publish that the app doesn't allow."""
+    options = {"appId": "small", "key": key, "secret": "small-secret", "useTLS": False}
+    await node.call("server", client=key, options=options | {"host": "127.0.0.1", "port": server.port})
+    with pytest.raises(NodeError) as error:
+        await node.call("server_call", client=key, method="trigger", args=["news", "said", "x" * size])
+    return re.sub(r"[0-9a-f]{32,}|auth_timestamp=[0-9]+", "…", str(error.value))
+
+
+async def test_records_of_soketi_that_were_exported_and_applied_give_the_same_answers(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "apps.toml").write_text(await asyncio.to_thread(command, server, "export"))
+    with Server(workers=2) as other:
+        applied = await asyncio.to_thread(command, other, "apply", str(tmp_path / "apps.toml"), "--json")
+        outcomes = {app["id"]: app["outcome"] for app in json.loads(applied)["apps"]}
+        assert outcomes == {"app-id": "created", "small": "created", "my_app.2": "created", server.app_id: "unchanged"}
+        there = await answers(other)
+    here = await answers(server)
+    assert here == there
+    assert len(here) == 15
+    assert "413" in str(here[-2])
+    assert "401" in str(here[-1])
 
 
 # The .env of a new Laravel 12 application after `php artisan install:broadcasting`.

@@ -1,5 +1,6 @@
 """The Helm chart: Helm itself lints and renders it, and the objects agree with Kubernetes' schemas."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from redpoll import __version__
+from redpoll.cli import main as commands
 from redpoll.config.setting_table import TABLE
 from redpoll.config.settings import Settings
 
@@ -31,11 +34,13 @@ EVERYTHING = {
     "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
     "imagePullSecrets": [{"name": "registry"}],
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "apps": [{"id": "shop", "key": "k", "secret": "env:SHOP_SECRET", "settings": {"max_connections": 5_000_000}}],
+    "pruneApps": True,
 }
 
 
 def rendered(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The chart's objects by kind; the control port's Service is `Control`."""
+    """The chart's objects by kind; the control port's Service is `Control`, the Secret with the apps is `Apps`."""
     with helm.Chart.load(str(CHART)) as chart:
         chart.validate_schema(values)
         texts = chart.render(values, name="demo", namespace="prod")
@@ -43,8 +48,12 @@ def rendered(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for path, text in texts.items():
         if path.endswith(".yaml"):
             for found in filter(None, yaml.safe_load_all(text)):
-                is_headless = found.get("spec", {}).get("clusterIP") == "None"
-                objects["Control" if is_headless else found["kind"]] = found
+                kind = found["kind"]
+                if found.get("spec", {}).get("clusterIP") == "None":
+                    kind = "Control"
+                elif found["metadata"]["name"].endswith("-apps"):
+                    kind = "Apps"
+                objects[kind] = found
     return objects
 
 
@@ -149,6 +158,56 @@ def test_ports_probes_and_versions_are_those_of_redpoll():
 def test_several_pods_without_common_stores_are_refused(values):
     with pytest.raises(helm.HelmError, match=r"redis\.url|database\.url"):
         rendered(values)
+
+
+def test_apps_are_applied_before_the_server_starts(tmp_path, monkeypatch):
+    page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
+    values = yaml.safe_load(
+        re.search(r'^```yaml title="values-apps.yaml"\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)[1]
+    )
+    objects = rendered(values)
+    spec = objects["StatefulSet"]["spec"]["template"]["spec"]
+    (apply,), container = spec["initContainers"], container_of(objects)
+    assert apply["args"] == ["apply", "/etc/redpoll/apps.json"]
+    assert (apply["env"], apply["envFrom"]) == (container["env"], container["envFrom"])
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "apps"]
+    assert volume["secret"]["secretName"] == objects["Apps"]["metadata"]["name"] == "demo-redpoll-apps"
+    assert list(objects["Apps"]["data"]) == ["apps.json"]
+    (tmp_path / "apps.json").write_bytes(base64.b64decode(objects["Apps"]["data"]["apps.json"]))
+
+    monkeypatch.setenv("REDPOLL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SHOP_SECRET", "shop-secret")
+    monkeypatch.setenv("SHOP_HOOK_SECRET", "hook-secret")
+    command = ["apply", str(tmp_path / "apps.json"), "--json"]
+    for outcome in ("created", "unchanged"):
+        result = CliRunner().invoke(commands, command)
+        applied = json.loads(result.stdout)
+        # Nothing is made, so the pod's log has no secret.
+        assert ([app["outcome"] for app in applied["apps"]], applied["made"]) == ([outcome], [])
+    exported = json.loads(CliRunner().invoke(commands, ["export", "--json"]).stdout)["apps"]
+    assert (exported[0]["secret"], exported[0]["settings"]["max_connections"]) == ("shop-secret", 5_000)
+
+
+def test_other_apps_change_only_with_prune():
+    (apply,) = rendered(EVERYTHING)["StatefulSet"]["spec"]["template"]["spec"]["initContainers"]
+    assert apply["args"] == ["apply", "/etc/redpoll/apps.json", "--prune"]
+    assert "initContainers" not in rendered({})["StatefulSet"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        {"id": "shop"},
+        {"id": "shop", "key": "k"},
+        {"id": "shop", "keys": [{"key": "k"}]},
+        {"id": "shop", "key": "k", "secret": "s", "webhooks": [{"url": "https://a.example/"}]},
+        {"id": "shop", "key": "k", "secret": "s", "tokens": [{"name": "ci", "scopes": ["all"]}]},
+        {"key": "k", "secret": "s"},
+    ],
+)
+def test_apps_whose_secrets_would_be_printed_into_the_log_are_refused(app):
+    with pytest.raises(helm.HelmError):
+        rendered({"apps": [app]})
 
 
 @pytest.mark.parametrize("values", [{"replica": 2}, {"redis": {"url": "cache:6379"}}, {"settings": {"Workers": 1}}])

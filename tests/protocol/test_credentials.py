@@ -6,7 +6,7 @@ import pytest
 
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.auth import token_hash
-from redpoll.protocol.credentials import check_admitted, granted, key_of
+from redpoll.protocol.credentials import check_admitted, granted, key_of, manager
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 
@@ -80,3 +80,19 @@ def test_a_right_credential_is_not_enough():
         check_admitted(APP, {"Content-Encoding": "gzip"})
     assert refused.value.code == "unsupported_media_type"
     check_admitted(APP, {"Content-Encoding": "identity"})
+
+
+def test_only_a_token_with_the_scope_manage_manages_apps():
+    token = Token(id="m", app_id=None, name="", hash="", prefix="", scopes=("manage",), created_at=0.0)
+    records = SimpleNamespace(**{**vars(RECORDS), "tokens": {**RECORDS.tokens, token_hash("manager"): token}})
+    assert manager(records, {"Authorization": "bearer manager"}, NOW) is token
+    for headers, code in (
+        ({"Authorization": "Bearer all"}, "insufficient_scope"),
+        ({"Authorization": "Bearer reader"}, "insufficient_scope"),
+        ({"Authorization": "Bearer unknown"}, "unauthorized"),
+        (PAIR, "unauthorized"),
+        ({}, "unauthorized"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            manager(records, headers, NOW)
+        assert refused.value.code == code

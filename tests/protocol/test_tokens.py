@@ -1,7 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
-from redpoll.protocol.tokens import SCOPES, Token, fault_of_token
+from redpoll.protocol.tokens import MANAGE, SCOPES, Token, fault_of_token
 
 NOW = 1_800_000_000.0
 TOKEN = Token(
@@ -54,3 +54,13 @@ def test_an_expired_token_is_refused_with_its_end_and_the_present_time():
 def test_a_revoked_token_is_refused_as_revoked_first():
     for more in ({}, {"expires_at": NOW + 1}, {"expires_at": NOW - 1}, {"scopes": ("all",)}, {"app_id": None}):
         assert code_of(replace(TOKEN, revoked_at=NOW - 5, **more)) == ("token_revoked", 401)
+
+
+def test_the_scope_manage_is_apart_from_all_others():
+    manager = replace(TOKEN, app_id=None, scopes=(MANAGE,))
+    assert fault_of_token(manager, MANAGE, None, NOW) is None
+    for scope in SCOPES:
+        assert code_of(manager, scope) == ("insufficient_scope", 403)
+        for app_id in ("3", None):
+            other = replace(TOKEN, app_id=app_id, scopes=(scope,))
+            assert fault_of_token(other, MANAGE, None, NOW).code == "insufficient_scope"

@@ -6,7 +6,9 @@ import sqlalchemy as sa
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
 from redpoll.store import schema
-from redpoll.store.store import Store
+from redpoll.store import webhooks as webhook_rows
+from redpoll.store.store import Store, raise_version
+from redpoll.store.webhooks import Endpoint
 
 KEYS = (Key(key="aa", secret="s1"), Key(key="bb", secret="s2", enabled=False))
 APP = App(id="7", name="Büro “7”", keys=KEYS, client_events=False, allowed_origins=("*.x.example",), max_batch=3)
@@ -84,3 +86,38 @@ async def test_secret_of_a_key_is_replaced(store):
         await app_rows.add(connection, APP)
         await app_rows.set_secret(connection, "aa", "new")
     assert (await read(store))["7"].keys[0] == Key(key="aa", secret="new")
+
+
+async def test_deleted_app_is_gone_and_its_id_can_be_used_again(store):
+    other = App(id="8", name="other", keys=(Key(key="cc", secret="s3"),))
+    async with store.change() as connection:
+        await app_rows.add_many(connection, [APP, other])
+        deleted_in = (await raise_version(connection, apps=["7"])).records
+        await app_rows.mark_deleted(connection, "7", 1.0)
+        assert await app_rows.find_by_id(connection, "7") is None
+        assert await app_rows.deleted_since(connection, deleted_in - 1) == ["7"]
+        assert await app_rows.deleted_since(connection, deleted_in) == []
+    assert await read(store) == {"8": other}
+    again = App(id="7", name="again", keys=(Key(key="bb", secret="s4"),))
+    async with store.change() as connection:
+        await app_rows.add_many(connection, [again, App(id="9", name="new", keys=())])
+        await app_rows.forget_deleted(connection, deleted_in)
+        assert await app_rows.deleted_since(connection, 0) == []
+    assert (await read(store))["7"] == again
+
+
+async def test_row_of_a_deleted_app_stays_while_others_may_need_it_and_while_it_has_webhooks(store):
+    async with store.change() as connection:
+        await app_rows.add_many(connection, [APP, msgspec.structs.replace(APP, id="8", keys=())])
+        endpoint = Endpoint(
+            id="e", app_id="8", url="u", secret="", events=("all",), channels=(), format="service", created_at=0.0
+        )
+        await webhook_rows.add(connection, endpoint)
+        await raise_version(connection)
+        deleted_in = (await raise_version(connection, apps=["7", "8"])).records
+        for app_id in ("7", "8"):
+            await app_rows.mark_deleted(connection, app_id, 1.0)
+        await app_rows.forget_deleted(connection, deleted_in - 1)
+        assert sorted(await app_rows.deleted_since(connection, 0)) == ["7", "8"]
+        await app_rows.forget_deleted(connection, deleted_in)
+        assert await app_rows.deleted_since(connection, 0) == ["8"]

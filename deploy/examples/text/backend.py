@@ -136,10 +136,15 @@ class Backend:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuses requests that pages of other sites make, and sets the page's Content-Security-Policy."""
-        if not self._is_our_host(request.url.host or ""):
+        try:
+            host_name = request.url.host or ""
+            origin = request.headers.get("Origin")
+            asks_from = request.host if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            raise web.HTTPBadRequest(text="The header field Host or Origin can't be read.") from None
+        if not self._is_our_host(host_name):
             raise web.HTTPForbidden(text="This host name isn't known here; use the address that was printed.")
-        origin = request.headers.get("Origin")
-        if request.method == "POST" and origin is not None and urlsplit(origin).netloc != request.host:
+        if request.method == "POST" and asks_from != request.host:
             raise web.HTTPForbidden(text="Only the pages of this back end may do this.")
         response = await handler(request)
         host, scheme = self._host_for(request), "wss" if self.account.secure else "ws"

@@ -46,8 +46,8 @@ def apply(file: Path, dry_run: bool, prune: bool, kind: str | None, settings: co
     FILE is TOML, YAML or JSON; - reads standard input. All of it is checked, then all of it is changed in one
     transaction. Applying a file again changes nothing. `redpoll export` prints such a file.
 
-    A secret is written into the file, or as env:NAME or file:PATH. Secrets and tokens that the file leaves out are made
-    and printed once.
+    A secret is written into the file, or as env:NAME or file:PATH; text:TEXT is a secret that begins like one of these.
+    Secrets and tokens that the file leaves out are made and printed once.
 
     \b
     Examples:
@@ -147,7 +147,13 @@ def export(kind: str, settings: config.Settings, as_json: bool) -> None:
       redpoll export --format yaml
       redpoll export --json
     """
+    from redpoll.importing.apps_file import written_secret
+
     apps = run(settings, "app export", {}, timeout_s=_ANSWERS_WITHIN_S)
+    for app in apps:
+        for row in (app, *app.get("keys", ()), *app.get("webhooks", ())):
+            if "secret" in row:
+                row["secret"] = written_secret(row["secret"])
     if as_json or kind == "json":
         print_json({"apps": apps})
     elif kind == "yaml":

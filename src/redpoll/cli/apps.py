@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import print_json, refuse
+from redpoll.cli.common import print_json, refuse, safe
 from redpoll.cli.credentials import state
 from redpoll.cli.execute import run
 from redpoll.cli.records_command import AppCommand, records_command
@@ -87,6 +87,31 @@ def app_show(app_id: str, settings: config.Settings, as_json: bool) -> None:
     for key in shown["keys"]:
         click.echo(f"key     {key['key']}{state(key)}\nsecret  {key['secret']}")
     _print_settings(run(settings, "app set", {"id": app_id, "settings": {}})["settings"])
+
+
+@app.command("delete")
+@click.argument("app_id", metavar="ID")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@records_command
+def app_delete(app_id: str, yes: bool, settings: config.Settings, as_json: bool) -> None:
+    """Delete an app with its keys, settings, history rules, webhooks and tokens. It can't be undone.
+
+    Its connections are closed, and waiting webhooks are discarded. The event log and the audit log keep what they have.
+    `redpoll app set ID enabled=false` only switches an app off.
+
+    \b
+    Examples:
+      redpoll app delete 1234567
+      redpoll app delete 1234567 --yes --json
+    """
+    if not yes:
+        shown = run(settings, "app show", {"id": app_id})
+        click.confirm(f"Delete the app {app_id} ({safe(shown['name'])})? It can't be undone.", abort=True, err=True)
+    deleted = run(settings, "app delete", {"id": app_id})
+    if as_json:
+        print_json(deleted)
+    else:
+        click.echo(f"app {deleted['id']} ({safe(deleted['name'])}) deleted")
 
 
 @app.command("set", cls=AppCommand)

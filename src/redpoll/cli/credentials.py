@@ -77,7 +77,7 @@ def state(key: dict[str, Any]) -> str:
 
 @click.group()
 def token() -> None:
-    """Manage tokens for the HTTP API of an app (`Authorization: Bearer TOKEN`).
+    """Manage tokens for the HTTP API of an app, or for the management of apps (`Authorization: Bearer TOKEN`).
 
     A token has scopes and, optionally, an expiry.
 
@@ -85,7 +85,17 @@ def token() -> None:
     Examples:
       redpoll token create 1234567 --name CI --scope publish
       redpoll token list 1234567
+      redpoll token create --manage --name platform
     """
+
+
+_manage = click.option("--manage", is_flag=True, help="Tokens that create, change and delete apps; without APP_ID.")
+
+
+def _app_of(app_id: str | None, manage: bool) -> str | None:
+    if manage and app_id:
+        raise click.UsageError("a token for the management of apps belongs to no app: leave out APP_ID, or --manage")
+    return None if manage else app_id
 
 
 def _print_created(created: dict[str, Any]) -> None:
@@ -96,23 +106,27 @@ def _print_created(created: dict[str, Any]) -> None:
 @token.command("create", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.option("--name", required=True, help="A name for people: what the token is for.")
-@click.option(
-    "--scope", "scopes", multiple=True, required=True, metavar="publish|read|auth|all", help="May be repeated."
-)
+@click.option("--scope", "scopes", multiple=True, metavar="publish|read|auth|all", help="May be repeated.")
+@_manage
 @click.option("--expires", metavar="TIME", help="Lifetime: 90s, 15m, 12h, 30d. Default: until it is revoked.")
 @executes("token create", _print_created)
-def token_create(app_id: str, name: str, scopes: tuple[str, ...], expires: str | None) -> dict[str, Any]:
+def token_create(
+    app_id: str | None, name: str, scopes: tuple[str, ...], manage: bool, expires: str | None
+) -> dict[str, Any]:
     """Create a token and print it. It is printed only once, because the server stores only its hash.
 
     \b
     Examples:
       redpoll token create 1234567 --name CI --scope publish --expires 30d
       redpoll token create 1234567 --name monitor --scope read --json
+      redpoll token create --manage --name platform --expires 365d
     """
+    if manage == bool(scopes):
+        raise click.UsageError("give --scope, for a token of an app, or --manage")
     return {
-        "app": app_id,
+        "app": _app_of(app_id, manage),
         "name": name,
-        "scopes": split_words(scopes),
+        "scopes": ["manage"] if manage else split_words(scopes),
         "lasts_s": seconds_of(expires, "--expires") if expires is not None else None,
     }
 
@@ -127,15 +141,17 @@ def _print_tokens(tokens: list[dict[str, Any]]) -> None:
 
 @token.command("list", cls=AppCommand)
 @click.argument("app_id", required=False)
+@_manage
 @executes("token list", _print_tokens)
-def token_list(app_id: str) -> dict[str, Any]:
+def token_list(app_id: str | None, manage: bool) -> dict[str, Any]:
     """List the tokens of an app, oldest first, without the tokens themselves.
 
     \b
     Examples:
       redpoll token list 1234567
+      redpoll token list --manage
     """
-    return {"app": app_id}
+    return {"app": _app_of(app_id, manage)}
 
 
 def _print_revoked(revoked: list[dict[str, Any]]) -> None:

@@ -40,13 +40,14 @@ class AppCommand(click.Command):
 def records_command(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command on records: --config, --data-dir and --json.
 
-    The command is called with `settings` and `as_json` instead. If it is an AppCommand, `app_id` is never empty.
+    The command is called with `settings` and `as_json` instead. If it is an AppCommand, `app_id` is never empty, unless
+    it has the option --manage and that is given.
     """
 
     @functools.wraps(command)
     def with_settings(config_path: str | None, data_dir: str | None, **words: Any) -> None:
         settings = settings_of(config_path, {"data_dir": data_dir}, read_files=False)
-        if isinstance(click.get_current_context().command, AppCommand):
+        if isinstance(click.get_current_context().command, AppCommand) and not words.get("manage"):
             words["app_id"] = words["app_id"] or only_app(settings, "APP_ID")
         command(settings=settings, **words)
 

@@ -28,7 +28,7 @@ def openapi(url: str | None, as_json: bool) -> None:
     """
     if url is None:
         need_engine("redpoll openapi without --url")
-        from redpoll.control.api.routes import document
+        from redpoll.control.api_document import document
 
         print_json(json.loads(document()))
         return

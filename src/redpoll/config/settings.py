@@ -136,6 +136,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             live=True,
         ),
     ] = ()
+    manage_on_public_port: Annotated[
+        bool,
+        _about(
+            "Serve the management of apps (`/api/v1/apps`, with a token of the scope `manage`) on the public port too. "
+            "Off: only on the control port.",
+            live=True,
+        ),
+    ] = False
     workers: Annotated[int, _about("Number of worker processes. 0: one per available CPU.", ge=0, le=1024)] = 0
     expected_connections: Annotated[
         int,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -43,11 +43,13 @@ from redpoll.control.http.control_port import ControlPort
 from redpoll.control.http.entrance import Entrance
 from redpoll.control.http.host_names import HostNames
 from redpoll.control.http.ratelimit import RateLimit
-from redpoll.control.http.router import Routes
+from redpoll.control.http.router import Route, Routes
 from redpoll.control.http.worker_requests import WorkerRequests
 from redpoll.control.janitor import ControlJanitor
 from redpoll.control.leader_work import LeaderWork
 from redpoll.control.live_settings import LiveSettings
+from redpoll.control.management.managed import Managed
+from redpoll.control.management.routes import management_routes
 from redpoll.control.nodes.fitness import FitnessReports
 from redpoll.control.nodes.leadership import Leadership
 from redpoll.control.nodes.nodes import NodeList
@@ -133,7 +135,8 @@ class ControlPlane:
         self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all))
         api = self._api(settings)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
-        self.routes = self._routes(api, figures)
+        managed = Managed(records, webhooks, shard_key)
+        self.routes = self._routes(api, figures, management_routes(managed, settings.app_id))
         per_minute = settings.trigger_rate_per_minute
         self.rate = RateLimit(per_minute, SharedRate(link, keys)) if per_minute else None
         self.auth_failures = _auth_failures(settings)
@@ -195,7 +198,7 @@ class ControlPlane:
             )
         )
 
-    def _routes(self, api: Api, figures: WorkerFigures) -> Routes:
+    def _routes(self, api: Api, figures: WorkerFigures, management: Sequence[Route]) -> Routes:
         tracer, publisher = self.observation.tracer, self.publishing.publisher
         metrics = Metrics(
             lambda: self.routes,
@@ -213,7 +216,7 @@ class ControlPlane:
             Verify(self._webhooks.secrets_of),
             self.health,
             metrics,
-            self.dashboard.routes(),
+            (*management, *self.dashboard.routes()),
         )
 
     def _front(self, settings: Settings, records: Records, api: Api) -> Front:
@@ -231,6 +234,7 @@ class ControlPlane:
             path_prefix=settings.path_prefix,
             fault_page=self.dashboard.fault,
             debugging=debugging,
+            manage_publicly=settings.manage_on_public_port,
         )
         # Late: the routes lead to the API, and the front needs the routes.
         api.conclude = front.conclude
@@ -338,7 +342,9 @@ class ControlPlane:
         settings = self.live_settings.now
         if "auth_failures_per_minute" in changes:
             self.auth_failures = _auth_failures(settings)
-        self.front.settings_changed(HostNames.of(settings), self.auth_failures, settings.path_prefix)
+        self.front.settings_changed(
+            HostNames.of(settings), self.auth_failures, settings.path_prefix, settings.manage_on_public_port
+        )
 
     def _leader(self) -> str | None:
         """How our entry as the leader begins in Redis, while the supervisor says that this node leads."""

@@ -53,6 +53,7 @@ FIELDS: Final = (
     "X-Service-Secret",
     "Content-Type",
     "Content-Encoding",
+    "If-Match",
     "Origin",
     "Access-Control-Request-Headers",
     "traceparent",

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from redpoll.importing.plan import SourceError
 
-__all__ = ["FORMATS", "MAX_BYTES", "AppsFile", "Fault", "format_of", "parse", "resolve_secret"]
+__all__ = ["FORMATS", "MAX_BYTES", "AppsFile", "Fault", "format_of", "parse", "resolve_secret", "written_secret"]
 
 MAX_BYTES: Final = 16 << 20
 FORMATS: Final = ("toml", "yaml", "json")
@@ -26,6 +26,8 @@ _MAX_REPEATED: Final = 100_000
 _MAX_YAML_DEPTH: Final = 50
 _MAX_NUMBER: Final = 10**12
 _MAX_SECRET_BYTES: Final = 4_096
+# Before a secret that begins like a reference.
+_TEXT: Final = "text:"
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -96,8 +98,10 @@ def parse(name: str, content: bytes, kind: str | None, secret_of: Callable[[str]
 
 
 def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
-    """`env:NAME` is the content of a variable, `file:PATH` that of a file without the end of its last line; any other
-    text is the secret. Raises ValueError."""
+    """`env:NAME` is the content of a variable, `file:PATH` that of a file without the end of its last line, `text:TEXT`
+    the TEXT; any other text is the secret. Raises ValueError."""
+    if text.startswith(_TEXT):
+        return text.removeprefix(_TEXT)
     if text.startswith("env:"):
         value = environment.get(text[4:])
         if not value:
@@ -121,6 +125,11 @@ def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
             raise ValueError(f"{path} is empty")
         return value
     return text
+
+
+def written_secret(secret: str) -> str:
+    """The text for which `resolve_secret` returns this secret."""
+    return f"{_TEXT}{secret}" if secret.startswith(("env:", "file:", _TEXT)) else secret
 
 
 # -- formats: each returns the document and fills `lines`

@@ -10,9 +10,20 @@ from typing import NamedTuple, Protocol
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
-from redpoll.protocol.tokens import Token, fault_of_token
+from redpoll.protocol.tokens import MANAGE, Token, fault_of_token
 
-__all__ = ["Grant", "Records", "Signed", "check_admitted", "granted", "has_pair", "has_token", "key_of"]
+__all__ = [
+    "Grant",
+    "Records",
+    "Signed",
+    "check_admitted",
+    "check_uncompressed",
+    "granted",
+    "has_pair",
+    "has_token",
+    "key_of",
+    "manager",
+]
 
 # What a signature covers: method, path and query as requested, and the body; None if the body was refused unread.
 Signed = tuple[str, str, str, bytes | None]
@@ -72,10 +83,28 @@ def granted(
     return Grant(app, params)
 
 
+def manager(records: Records, headers: Mapping[str, str], now_s: float) -> Token:
+    """The token of a request that manages apps at Unix time `now_s`. Only a bearer token with the scope `manage`
+    counts; a credential of an app opens none of these paths. Raises ApiError: 401, or 403 for another scope."""
+    if not has_token(headers):
+        raise ApiError("unauthorized", "this path needs a bearer token with the scope manage")
+    token = records.tokens.get(auth.token_hash(headers["Authorization"].partition(" ")[2].strip()))
+    fault = fault_of_token(token, MANAGE, None, now_s)
+    if fault is not None:
+        raise fault
+    assert token is not None
+    return token
+
+
 def check_admitted(app: App, headers: Mapping[str, str]) -> None:
     """Refuse a request with a right credential: the app is disabled, or the body is compressed. Raises ApiError."""
     if not app.enabled:
         raise ApiError("app_disabled", "this app is disabled")
+    check_uncompressed(headers)
+
+
+def check_uncompressed(headers: Mapping[str, str]) -> None:
+    """Refuse a compressed body. Raises ApiError."""
     if "Content-Encoding" in headers and headers["Content-Encoding"].lower() != "identity":
         raise ApiError("unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 

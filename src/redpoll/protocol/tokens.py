@@ -7,15 +7,18 @@ import msgspec
 
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["SCOPES", "Token", "fault_of_token"]
+__all__ = ["MANAGE", "SCOPES", "Token", "fault_of_token"]
 
-# What a token may authorise. `all` includes the others.
+# What a token of an app may authorise. `all` includes the others.
 SCOPES = ("publish", "read", "auth", "all")
+# The one scope of a token that manages the apps: no token of an app has it, and it authorises nothing in an app.
+MANAGE = "manage"
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token's record. `app_id` None is a token for every app; `prefix` is the first 8 characters of the token, so
-    that people recognise it. Times are Unix seconds; `expires_at` None: it doesn't expire."""
+    """A token's record. `app_id` None is a token for every app, or for the management of apps; `prefix` is the first 8
+    characters of the token, so that people recognise it. Times are Unix seconds; `expires_at` None: it doesn't
+    expire."""
 
     id: str
     app_id: str | None
@@ -29,14 +32,14 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
     def allows(self, scope: str) -> bool:
-        return scope in self.scopes or "all" in self.scopes
+        return scope in self.scopes or ("all" in self.scopes and scope != MANAGE)
 
 
-def fault_of_token(token: Token | None, scope: str, app_id: str, now_s: float) -> ApiError | None:
+def fault_of_token(token: Token | None, scope: str, app_id: str | None, now_s: float) -> ApiError | None:
     """Why `token` doesn't authorise `scope` in this app at Unix time `now_s`; None if it does.
 
-    `token` is None if no record was found. The status is 401, or 403 if only the scope is missing. The app need not
-    exist.
+    `token` is None if no record was found. `app_id` None: the scope is MANAGE, which belongs to no app. The status is
+    401, or 403 if only the scope is missing. The app need not exist.
     """
     if token is None:
         return ApiError("unauthorized", "unknown bearer token")
@@ -48,7 +51,7 @@ def fault_of_token(token: Token | None, scope: str, app_id: str, now_s: float) -
             f"the token expired {now_s - token.expires_at:.0f} s ago, at Unix time {token.expires_at:.0f}; "
             f"the server's time is {now_s:.0f}",
         )
-    if token.app_id is not None and token.app_id != app_id:
+    if app_id is not None and token.app_id is not None and token.app_id != app_id:
         return ApiError("unauthorized", "the token is for another app")
     if not token.allows(scope):
         has = ", ".join(token.scopes) or "none"

@@ -5,7 +5,7 @@ the command line for this change, also when the dashboard made it.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,10 +26,13 @@ _MAX_TEXT_CHARS: Final = 1_000
 
 
 class Actor(NamedTuple):
-    """Who makes a change: a dashboard user and the address of the browser, or COMMAND_LINE."""
+    """Who makes a change: a dashboard user and the address of the browser, a management token and the address of its
+    user, or COMMAND_LINE. `condition()` is called in the change's transaction before anything is written; it raises if
+    the change must not be made."""
 
     who: str
     address: str = ""
+    condition: Callable[[], None] | None = None
 
 
 COMMAND_LINE: Final = Actor("command line")

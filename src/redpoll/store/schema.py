@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0010"
+NEWEST: Final = "0014"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -108,7 +108,8 @@ changes = Table(
 )
 
 # `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration. A
-# change of a key changes the `version` of its app.
+# change of a key changes the `version` of its app. A deleted app keeps its row, without keys and settings, so that the
+# other control planes learn of it; `deleted_at` null: it isn't deleted.
 apps = Table(
     "apps",
     metadata,
@@ -116,6 +117,7 @@ apps = Table(
     Column("name", _Words, nullable=False),
     Column("settings", Text, nullable=False),
     *_version_of("apps"),
+    Column("deleted_at", Float, nullable=True),
 )
 
 # `number` increases, so the oldest key of an app has the lowest one. `given`: the key came from REDPOLL_APP_KEY and is

@@ -31,6 +31,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Versions",
+    "all_follow_from",
     "batched",
     "database_url",
     "has_version",
@@ -197,6 +198,12 @@ async def has_version(connection: AsyncConnection, known: Versions) -> bool:
     """Whether the present state was made from this one, so that rows with a greater version are all that changed."""
     found = await connection.execute(sa.select(changes.c.id).where(changes.c.version == known.records))
     return bool(found.scalar_one_or_none() == known.id)
+
+
+def all_follow_from(stored: Versions) -> int:
+    """The greatest version that every control plane has read, or will read past: one that is further behind reads all
+    records again (`has_version`)."""
+    return stored.records - _KEEP_IDS
 
 
 async def raise_version(

@@ -1,5 +1,6 @@
 """Users, roles, passwords and sessions, on a real store."""
 
+import asyncio
 import hashlib
 
 import pytest
@@ -161,6 +162,43 @@ async def test_user_of_a_provider_has_the_rights_of_the_last_login(accounts):
     other = await accounts.session(await accounts.sign_on(identity(subject="https://login.example.com 2")))
     assert other.user.name.startswith("sso:ann-")
     assert {user.name for user in await accounts.users()} >= {"sso:ann", other.user.name}
+
+
+async def test_name_that_another_user_of_the_provider_would_get_stays_free_for_nobody(accounts):
+    first, second = "https://login.example.com 1", "https://login.example.com 2"
+    chosen = f"ann-{hashlib.sha256(second.encode()).hexdigest()[:8]}"
+    await accounts.sign_on(identity(first))
+    await accounts.sign_on(identity("https://login.example.com 3", chosen))
+    session = await accounts.session(await accounts.sign_on(identity(second)))
+    names = {user.name for user in await accounts.users()}
+    assert {"sso:ann", f"sso:{chosen}", session.user.name} <= names
+    assert len(names) == 3
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def urls(request, tmp_path):
+    """The store of one node, or of two."""
+    if request.param == "sqlite":
+        return [database_url(tmp_path)]
+    return [request.getfixturevalue("postgres_url")] * 2
+
+
+async def test_first_logins_at_once_are_one_user_each(urls, clock):
+    """At two nodes, in several windows, and by three users with one name."""
+    stores = [await Store.open(url) for url in urls]
+    try:
+        nodes = [Accounts(store, clock=clock) for store in stores]
+        subjects = [f"https://login.example.com {number % 3}" for number in range(12)]
+        logins = [nodes[number % len(nodes)].sign_on(identity(one)) for number, one in enumerate(subjects)]
+        plains = await asyncio.gather(*logins)
+        sessions = [await nodes[0].session(plain) for plain in plains]
+        names = {one: session.user.name for one, session in zip(subjects, sessions, strict=True)}
+        assert len(set(names.values())) == 3
+        assert [session.user.name for session in sessions] == [names[one] for one in subjects]
+        assert len(await nodes[0].users()) == 3
+    finally:
+        for store in stores:
+            await store.close()
 
 
 async def test_sessions_end_when_the_provider_gives_no_role_any_more(accounts):

@@ -7,8 +7,11 @@ import sqlalchemy as sa
 from structlog.testing import capture_logs
 
 from redpoll.config.settings import Settings
-from redpoll.control.records.records import Records
+from redpoll.control.commands.app_write import delete_app
+from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.protocol.apps import App, Key
+from redpoll.store.audit import Actor
 from redpoll.store.schema import metadata
 from redpoll.store.store import Store
 
@@ -139,3 +142,55 @@ async def test_change_that_redis_brought_and_the_store_lost_is_undone(make, post
     third, _ = await make()
     assert (other.by_key, other.tokens, other.directory) == (third.by_key, third.tokens, third.directory)
     assert not await other.sync()
+
+
+async def test_deleted_app_is_gone_in_every_control_plane_also_if_its_id_is_used_again(make):
+    (one, webhooks), (other, others_webhooks) = await make(), await make()
+    kept = await one.create_app("kept")
+    app = await one.create_app("deleted")
+    token, _ = await one.create_token(app.id, "CI", ["all"])
+    endpoint = await webhooks.endpoints.create(app.id, "https://example.com/hook")
+    await other.sync()
+    await delete_app(one, webhooks, app.id, Actor("test"))
+    assert await other.sync()
+    assert list(other.apps) == list(one.apps) == [kept.id]
+    assert other.by_key == one.by_key
+    assert other.tokens[token.hash].revoked_at is not None
+    assert (others_webhooks.endpoints.of_app(app.id), other.directory) == ((), one.directory)
+
+    again = App(id=app.id, name="again", keys=(Key(key="new", secret="s"),))
+    await one.import_app(again)
+    assert await other.sync()
+    assert other.apps[app.id] == one.apps[app.id] == again
+    # Deleted and made again between two looks.
+    await delete_app(one, webhooks, app.id, Actor("test"))
+    newer = App(id=app.id, name="newer", keys=(Key(key="newer", secret="s"),))
+    await one.import_app(newer)
+    assert await other.sync()
+    assert (other.apps[app.id], "new" in other.by_key) == (newer, False)
+    assert other.tokens[token.hash].revoked_at is not None
+    third, thirds_webhooks = await make()
+    assert (third.apps, third.by_key) == (other.apps, other.by_key)
+    assert thirds_webhooks.endpoints.of_app(app.id) == ()
+    assert endpoint.app_id == app.id
+
+
+async def test_condition_is_checked_after_the_changes_of_others(make):
+    (one, _), (other, _) = await make(), await make()
+    app = await one.create_app("name")
+    await other.sync()
+    seen = []
+
+    def condition():
+        seen.append(other.apps[app.id].name)
+        if seen[-1] != "name":
+            raise RecordError("changed")
+
+    by = Actor("test", condition=condition)
+    await other.rename_app(app.id, "other's", by=by)
+    await one.sync()
+    await one.rename_app(app.id, "one's")
+    with pytest.raises(RecordError):
+        await other.rename_app(app.id, "name", by=by)
+    assert seen == ["name", "one's"]
+    assert other.apps == one.apps

@@ -127,7 +127,7 @@ async def test_key_is_given_to_one_app_only(only_messages, planes):
     outcomes = await asyncio.gather(
         one.records.add_key(first.id, "same"), other.records.add_key(second.id, "same"), return_exceptions=True
     )
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Key", "RecordError"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Key", "RecordConflict"]
 
 
 async def test_servers_that_start_at_once_on_an_empty_store_create_one_app_and_one_admin(planes):

@@ -8,9 +8,13 @@ import pytest
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.config.settings import Settings
+from redpoll.control.commands.app_write import delete_app
 from redpoll.control.records import redis_sync
 from redpoll.control.records.records import Records
 from redpoll.control.records.redis_sync import RedisSync
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 
 
@@ -88,6 +92,21 @@ async def test_revocation_that_a_third_server_made_without_redis_is_passed_on(pl
     await store.close()
     await one.records.sync()
     await wait_until(lambda: cut_off.records.tokens[token.hash].revoked_at is not None)
+
+
+async def test_deleted_app_is_refused_without_the_store(planes, wait_until):
+    one, cut_off = planes
+    kept, app = await one.records.create_app("kept"), await one.records.create_app("deleted")
+    await cut_off.records.sync()
+    cut_off.reaches_store = False
+    webhooks = Webhooks(one.records._store, one.records, Settings())
+    await webhooks.load()
+    await delete_app(one.records, webhooks, app.id, Actor("test"))
+    await wait_until(lambda: list(cut_off.records.apps) == [kept.id])
+    assert app.keys[0].key not in cut_off.records.by_key
+    cut_off.reaches_store = True
+    assert await cut_off.records.sync()
+    assert cut_off.records.apps == one.records.apps
 
 
 async def test_without_redis_and_the_store_nothing_is_current(planes, monkeypatch, wait_until):

@@ -36,3 +36,35 @@ REDPOLL_REDIS_URL: {{ . | b64enc | quote }}
 REDPOLL_DATABASE_URL: {{ . | b64enc | quote }}
 {{- end }}
 {{- end }}
+
+{{/* env and envFrom of every container. */}}
+{{- define "redpoll.environment" -}}
+env:
+  - name: REDPOLL_NODE_NAME
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.name
+  # A folder in the volume, which redpoll creates with mode 0700.
+  - name: REDPOLL_DATA_DIR
+    value: /data/redpoll
+  - name: REDPOLL_SHUTDOWN_GRACE_S
+    value: {{ .Values.drain.graceSeconds | quote }}
+  {{- range $name, $value := .Values.settings }}
+  - name: {{ printf "REDPOLL_%s" (upper $name) }}
+    value: {{ if kindIs "slice" $value }}{{ join "," $value | quote }}{{ else if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ printf "%.0f" $value | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}{{ else }}{{ $value | toString | quote }}{{ end }}
+  {{- end }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if or (include "redpoll.secrets" .) .Values.existingSecret }}
+envFrom:
+  {{- if include "redpoll.secrets" . }}
+  - secretRef:
+      name: {{ include "redpoll.name" . }}
+  {{- end }}
+  {{- with .Values.existingSecret }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}

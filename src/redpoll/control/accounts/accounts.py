@@ -303,10 +303,14 @@ def _check_local(user: User, what: str) -> None:
 
 async def _free_name(connection: AsyncConnection, identity: Identity) -> str:
     """A name for a new user of the provider. Local names have no colon, so that none can be taken over."""
-    name = f"sso:{identity.name}"
-    if await rows.find_user(connection, name) is None:
-        return name
-    return f"{name}-{hashlib.sha256(identity.subject.encode()).hexdigest()[:8]}"
+    name = free = f"sso:{identity.name}"
+    subject = identity.subject.encode()
+    number = 0
+    while await rows.find_user(connection, free) is not None:
+        # Somebody at the provider may have chosen the name that this one would get.
+        free = f"{name}-{hashlib.sha256(subject + b' ' * number).hexdigest()[:8]}"
+        number += 1
+    return free
 
 
 def _check_role(role: str) -> None:

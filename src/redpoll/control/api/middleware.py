@@ -61,7 +61,8 @@ class Front:
     `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
     `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
     Unix time, for timestamps of signatures. `fault_page` renders an error as a page of the dashboard; it returns None
-    for requests of the API, which get JSON. `debugging`: None if no app can be debugged.
+    for requests of the API, which get JSON. `debugging`: None if no app can be debugged. `manage_publicly`: the
+    management of apps is on the public port too.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Front:
         path_prefix: str = "",
         fault_page: Callable[[Request, ApiError, int], Response | None] = _no_page,
         debugging: ControlDebugging | None = None,
+        manage_publicly: bool = False,
     ) -> None:
         self._routes = routes
         self._apps = records.apps
@@ -91,10 +93,13 @@ class Front:
         self.times_by_app: dict[str, list[int]] = {}
         self._fault_page = fault_page
         self._debugging = debugging
+        self._manage_publicly = manage_publicly
 
-    def settings_changed(self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str) -> None:
+    def settings_changed(
+        self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str, manage_publicly: bool
+    ) -> None:
         """Replaces what a reload may change. A new limit counts from 0."""
-        self._host_names = host_names
+        self._host_names, self._manage_publicly = host_names, manage_publicly
         self._authentication.failures, self._authentication.path_prefix = failures, path_prefix
 
     # -- from request to response --------------------------------------------------------------------------
@@ -254,6 +259,8 @@ class Front:
             by_method, request.parameters = self._routes.find(self._authentication.without_prefix(request.path))
         except UnicodeDecodeError:
             raise ApiError("bad_request", "the percent-encoded path is not UTF-8") from None
+        if request.from_worker and not self._manage_publicly:
+            by_method = {name: route for name, route in by_method.items() if route.place is not Place.MANAGEMENT}
         route = by_method.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             fault = NoRoute(by_method)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from redpoll import __version__
-from redpoll.config.app_names import APP_ID_RULE, MAX_APP_ID_CHARS
+from redpoll.config.app_names import APP_ID_RULE, APP_KEY_RULE, MAX_APP_ID_CHARS
 from redpoll.control.api.answers import DEFAULT_PAGE, MAX_PAGE
 from redpoll.control.api.api import MAX_UNPAGED
 from redpoll.control.http.request import Request
@@ -44,6 +44,14 @@ _OF_CREDENTIALS: Final = (
     "rate_limited",
     "unavailable",
 )
+# Those that a request with a token for the management of apps can't get.
+_OF_APP_CREDENTIALS: Final = (
+    "invalid_signature",
+    "timestamp_out_of_range",
+    "body_md5_mismatch",
+    "app_disabled",
+    "unknown_app",
+)
 # The status of `bad_request` if the body doesn't arrive in time.
 _BODY_TIMEOUT: Final = 408
 
@@ -51,10 +59,14 @@ _TEXT: Final = """\
 Wire-compatible with the Pusher Channels HTTP API. Everything under `/api/v1/apps` exists under `/apps` as well, where
 Pusher's server libraries call it. If a request has several credentials, only the first one counts, in the order bearer
 token, header pair, signed query. Limits marked "of the app" are settings of each app; the default is shown.
+
+Operations that begin with `manage_` need a token with the scope `manage` (`redpoll token create --manage`). They exist
+on the control port, and on the public port with the setting `manage_on_public_port`. Changes need `If-Match` with the
+`ETag` of an earlier answer.
 """
 
 _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
-    "token": {"type": "http", "scheme": "bearer", "description": "An app token; the operation names its scope."},
+    "token": {"type": "http", "scheme": "bearer", "description": "The operation names the scope."},
     "key": {"type": "apiKey", "in": "header", "name": "X-Service-Key"},
     "secret": {"type": "apiKey", "in": "header", "name": "X-Service-Secret"},
     "auth_key": {"type": "apiKey", "in": "query", "name": "auth_key"},
@@ -75,6 +87,7 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _SIGNED: Final = ("auth_key", "auth_timestamp", "auth_version", "auth_signature")
 _WAYS: Final[list[dict[str, list[str]]]] = [{"token": []}, {"key": [], "secret": []}, {name: [] for name in _SIGNED}]
+_SECURITY_OF: Final[Mapping[Access, list[dict[str, list[str]]]]] = {Access.OPEN: [], Access.MANAGE: [{"token": []}]}
 
 _PATH: Final = {
     "app_id": {
@@ -93,6 +106,13 @@ _PATH: Final = {
         "description": "The `X-Service-Trace-Id` of the trigger's answer.",
         "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     },
+    "key": {
+        "description": f"A key of the app: {APP_KEY_RULE}.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"},
+    },
+    "rule_id": {"description": "The rule's id.", "schema": {"type": "string", "pattern": "^[0-9a-f]{6}$"}},
+    "webhook_id": {"description": "The webhook's id.", "schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"}},
+    "token_id": {"description": "The token's id.", "schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"}},
 }
 _COUNTS: Final = (
     "Comma-separated list of `subscription_count` and `user_count`; what doesn't apply to a channel is left out."
@@ -132,6 +152,8 @@ _QUERY: Final = {
         f"although more follow. Without `limit` and `cursor` all channels, if they are at most {MAX_UNPAGED}.",
     ),
     "usage_days": ("days", "The number of days, today included, 1 to 400; default 30."),
+    "apps_limit": ("limit", f"The maximum number of apps, 1 to {MAX_PAGE}; default {DEFAULT_PAGE}."),
+    "apps_cursor": ("cursor", "`next` of the page before."),
     "channels_cursor": ("cursor", "`next` of the page before; leave the other parameters unchanged."),
     "channel_info": (
         "info",
@@ -280,6 +302,19 @@ _LIMITS: Final = {
 _CORRELATION: Final = {
     "X-Service-Correlation-Id": {"schema": {"type": "string"}, "description": "The `correlation_id`, if it was sent."}
 }
+_TAG: Final = {
+    "ETag": {
+        "schema": {"type": "string"},
+        "description": "Changes with anything of the app that this API shows.",
+    }
+}
+_LOCATION: Final = {"Location": {"schema": {"type": "string"}, "description": "The path of what was created."}}
+_IF_MATCH: Final = {
+    "name": "If-Match",
+    "in": "header",
+    "description": "The `ETag` of the answer that the change is based on; `*` is any.",
+    "schema": {"type": "string"},
+}
 _RETRY: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 
 
@@ -291,7 +326,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         "summary": about.summary,
         "parameters": list(_parameters(route)),
         "responses": _responses(route, schemas),
-        "security": [] if route.access is Access.OPEN else _WAYS,
+        "security": _SECURITY_OF.get(route.access, _WAYS),
     }
     if route.scope:
         operation["description"] = f"A token needs the scope `{route.scope}`."
@@ -299,6 +334,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         content = {"application/json": {"schema": schemas.of(about.body)}}
         if about.form:
             content["application/x-www-form-urlencoded"] = content["application/json"]
+        if about.patch:
+            content["application/merge-patch+json"] = content["application/json"]
         operation["requestBody"] = {"required": bool(getattr(about.body, "__struct_fields__", ())), "content": content}
     return operation
 
@@ -310,6 +347,8 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     for parameter in route.about.query:
         name, text = _QUERY[parameter]
         yield {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+    if route.access is Access.MANAGE and route.method != "GET" and "{app_id}" in route.pattern:
+        yield {**_IF_MATCH, "required": route.about.conditional}
 
 
 def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
@@ -319,7 +358,8 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     success: dict[str, Any] = {"description": HTTPStatus(about.success).phrase}
     if about.answer is not None:
         correlation = _CORRELATION if route.limited else {}
-        success["headers"] = {**_TRACE, **limits, **correlation}
+        tags = {**(_TAG if about.tagged else {}), **(_LOCATION if about.success == 201 else {})}
+        success["headers"] = {**_TRACE, **limits, **correlation, **tags}
         success["content"] = {"application/json": {"schema": schemas.of(about.answer)}}
     responses = {str(about.success): success}
     codes: dict[int, list[str]] = {_BODY_TIMEOUT: ["bad_request"]}
@@ -338,4 +378,6 @@ def _codes(route: Route) -> tuple[str, ...]:
     """The error codes that follow from the route's access."""
     if route.access is Access.OPEN:
         return ()
+    if route.access is Access.MANAGE:
+        return tuple(code for code in _OF_CREDENTIALS if code not in _OF_APP_CREDENTIALS)
     return _OF_CREDENTIALS

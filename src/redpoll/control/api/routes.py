@@ -6,13 +6,13 @@ The front, the metrics and the OpenAPI document read this table. Most handlers a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from redpoll.control.api.api import Api
 from redpoll.control.api.browser_module import BrowserModule
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.history_query import HISTORY_QUERY
-from redpoll.control.api.openapi import Document, document_of
+from redpoll.control.api.openapi import Document
 from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.http.schemas import (
     AuthResponse,
@@ -38,7 +38,7 @@ from redpoll.control.webhooks.verify import Verify, Webhook
 # The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
 from redpoll.protocol.messages import Auth, Batch, Trigger
 
-__all__ = ["document", "routes_of"]
+__all__ = ["routes_of"]
 
 _EVENT_FAULTS: Final = (
     "invalid_event_name",
@@ -62,7 +62,8 @@ def routes_of(
     metrics: Metrics,
     pages: Sequence[Route] = (),
 ) -> Routes:
-    """All routes. `pages` are the dashboard's. The OpenAPI document is made of the table and served by it."""
+    """All routes. `pages` are those of the rooms below, the management API's and the dashboard's. The OpenAPI document
+    is made of the table and served by it."""
     document = Document()
     channels = "/apps/{app_id}/channels"
     terminate = "/users/{user_id}/terminate_connections"
@@ -262,16 +263,3 @@ def routes_of(
     )
     document.describe(routes)
     return routes
-
-
-def document() -> bytes:
-    """The OpenAPI document as JSON, without a server: it depends on the table only."""
-    unserved: Any = _Unserved()
-    return document_of(routes_of(*[unserved] * 8))
-
-
-class _Unserved:
-    """In place of the parts whose handlers answer requests."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self

@@ -1,14 +1,14 @@
 """The commands `app apply` and `app export`: the records as a file, and a file as the records.
 
-`app apply` plans each app of the file (app_plan.py) and writes all of them in one transaction, or nothing if there is
-a fault. Apps are never deleted: with `prune`, those that the file doesn't name are switched off.
+`app apply` plans each app of the file (app_plan.py) and writes all of them in one transaction (app_write.py), or
+nothing if there is a fault. It never deletes an app: with `prune`, those that the file doesn't name are switched off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,18 +19,14 @@ import sqlalchemy as sa
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.commands.app_plan import AppPlan, Wanted
+from redpoll.control.commands.app_write import finish, plan_of, write
 from redpoll.control.commands.context import Context
 from redpoll.control.records.loaded_records import Edit
-from redpoll.control.records.records import RecordError
 from redpoll.ipc.command_socket import CommandError
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule
 from redpoll.protocol.tokens import Token
-from redpoll.store import apps as app_rows
 from redpoll.store import audit
-from redpoll.store import tokens as token_rows
-from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import COMMAND_LINE
-from redpoll.store.store import batched
 
 if TYPE_CHECKING:
     from redpoll.control.webhooks.webhooks import Webhooks
@@ -50,7 +46,8 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
     wanted = msgspec.convert(args["apps"], list[Wanted])
     async with webhooks.endpoints.edit_many(COMMAND_LINE) as edit:
         now_s = time.time()
-        plans = await _plans(context, webhooks, edit, wanted, args["prune"], now_s)
+        options = {"prune": args["prune"], "dry_run": args["dry_run"]}
+        plans = await _plans(context, webhooks, edit, wanted, now_s, options)
         faults = [
             {"where": f"apps[{number}].{where}" if where else f"apps[{number}]", "text": text}
             for number, plan in enumerate(plans)
@@ -65,12 +62,12 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
         changed = [plan for plan in plans if plan.changes or plan.known is None]
         writes = not faults and not args["dry_run"]
         if writes and (changed or off):
-            await _write(edit, webhooks, changed, off, args["file"], now_s)
+            await write(edit, webhooks, changed, off, now_s)
+            await audit.add_many(edit.connection, COMMAND_LINE, "apply", _audited(changed, off, args["file"]))
     if faults:
         return {"faults": faults, "apps": [], "made": []}
     if writes and (changed or off):
-        _finish(context, webhooks, changed, now_s)
-        await _discard(webhooks, changed)
+        await finish(context.records, webhooks, changed, now_s)
         await _until_workers_know(context)
     shown = [
         {"id": plan.app.id, "name": plan.app.name, "outcome": plan.outcome, "changes": plan.changes} for plan in plans
@@ -81,8 +78,9 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _plans(
-    context: Context, webhooks: Webhooks, edit: Edit, wanted: Sequence[Wanted], prune: bool, now_s: float
+    context: Context, webhooks: Webhooks, edit: Edit, wanted: Sequence[Wanted], now_s: float, options: dict[str, bool]
 ) -> list[AppPlan]:
+    """`options`: those of plan_of."""
     tokens: dict[str | None, list[Token]] = {}
     for token in context.records.tokens.values():
         if token.revoked_at is None and (token.expires_at is None or now_s < token.expires_at):
@@ -92,76 +90,16 @@ async def _plans(
         if number % _APPS_AT_ONCE == 0:
             # PostgreSQL ends a transaction in which nothing is asked for 3 s (store/postgres.py).
             await edit.connection.execute(sa.select(1))
-        plan = AppPlan(
-            one,
-            context.records.apps.get(one.id),
-            webhooks.endpoints.of_app(one.id),
-            tokens.get(one.id, ()),
-            now_s,
-            prune,
-            lambda webhook: webhooks.endpoints.fault_of(webhook.url, webhook.events, webhook.format, webhook.channels),
-        )
-        try:
-            context.records.check_import(plan.app)
-        except RecordError as error:
-            plan.faults.append(("", str(error)))
-        plans.append(plan)
+        plans.append(plan_of(context.records, webhooks, one, tokens.get(one.id, ()), now_s, **options))
     return plans
 
 
-async def _write(
-    edit: Edit, webhooks: Webhooks, changed: Sequence[AppPlan], off: Sequence[App], file: str, now_s: float
-) -> None:
-    """Writes everything in the transaction of the edit, and takes the endpoints into memory."""
-    connection = edit.connection
-    await app_rows.add_many(connection, [plan.app for plan in changed if plan.known is None])
+def _audited(changed: Sequence[AppPlan], off: Sequence[App], file: str) -> Iterator[tuple[str, str, str]]:
     for plan in changed:
-        if plan.known is None:
-            continue
-        if msgspec.structs.replace(plan.app, keys=plan.known.keys, hooks=plan.known.hooks) != plan.known:
-            await app_rows.update(connection, plan.app)
-        for key in plan.added_keys:
-            await app_rows.add_key(connection, plan.app.id, key, given=False)
-        for key in plan.changed_keys:
-            await app_rows.set_secret(connection, key.key, key.secret)
-            await app_rows.enable_key(connection, key.key, key.enabled)
+        detail = "; ".join(plan.changes) if plan.known is not None else "created"
+        yield plan.app.id, plan.app.name, f"{file}: {detail}"
     for app in off:
-        await app_rows.update(connection, app)
-    added = [endpoint for plan in changed for endpoint in plan.added_endpoints]
-    replaced = [endpoint for plan in changed for endpoint in plan.changed_endpoints]
-    await endpoint_rows.add_many(connection, added)
-    for endpoint in replaced:
-        await endpoint_rows.put(connection, endpoint)
-    await token_rows.add(connection, *(token for plan in changed for token in plan.added_tokens))
-    for ids in batched([token.id for plan in changed for token in plan.revoked_tokens]):
-        await token_rows.revoke(connection, ids, now_s)
-    entries = [(plan.app.id, plan.app.name, f"{file}: {_detail(plan)}") for plan in changed]
-    entries += [(app.id, app.name, f"{file}: not in the file: switched off") for app in off]
-    await audit.add_many(connection, COMMAND_LINE, "apply", entries)
-    edit.apps = {app.id: app for app in (*(plan.app for plan in changed if plan.app != plan.known), *off)}
-    edit.webhooks = [endpoint.id for endpoint in (*added, *replaced)]
-    edit.tokens = [token.id for plan in changed for token in (*plan.added_tokens, *plan.revoked_tokens)]
-    webhooks.endpoints.put_many((*added, *replaced))
-
-
-def _detail(plan: AppPlan) -> str:
-    return "; ".join(plan.changes) if plan.known is not None else "created"
-
-
-def _finish(context: Context, webhooks: Webhooks, changed: Iterable[AppPlan], now_s: float) -> None:
-    """After the commit: memory has the tokens, and the deliveries of changed endpoints are looked at again."""
-    added = [token for plan in changed for token in plan.added_tokens]
-    revoked = [token for plan in changed for token in plan.revoked_tokens]
-    context.records.take_tokens(added, revoked, now_s)
-    webhooks.endpoints.committed(endpoint for plan in changed for endpoint in plan.changed_endpoints)
-
-
-async def _discard(webhooks: Webhooks, changed: Iterable[AppPlan]) -> None:
-    """If the process is killed here, the tidying of webhooks.py discards them."""
-    for plan in changed:
-        for endpoint in plan.changed_endpoints:
-            if endpoint.deleted_at is not None:
-                await webhooks.endpoints.discard_waiting(endpoint.id)
+        yield app.id, app.name, f"{file}: not in the file: switched off"
 
 
 async def _until_workers_know(context: Context) -> None:

@@ -17,14 +17,13 @@ import msgspec
 from redpoll.control.records.checks import RecordError, check_rules
 from redpoll.control.records.records import rule_pattern, setting_text
 from redpoll.control.records.tokens import check_token, new_token
-from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS, OVERLAP_S, hooks_of
+from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS, OVERLAP_S, deleted, hooks_of
 from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting, with_eras
 from redpoll.protocol.tokens import Token
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["AppPlan", "Wanted"]
-
+__all__ = ["AppPlan", "Wanted", "WantedKey", "WantedToken", "WantedWebhook"]
 
 _WEBHOOK_SECRET = re.compile(r"[!-~]{1,64}").fullmatch
 
@@ -70,7 +69,8 @@ class AppPlan:
     nobody knows yet, `{what, name, secret}`. `faults` are `(path below the app, text)`.
 
     `known` is the app as it is, None for a new one, with its `endpoints` and its valid `tokens`. `url_fault(webhook)`
-    says why a webhook's values are refused. Times are Unix seconds.
+    says why a webhook's values are refused. With `dry_run`, names that are made at random aren't shown, because they
+    will be others. Times are Unix seconds.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class AppPlan:
         now_s: float,
         prune: bool,
         url_fault: Callable[[WantedWebhook], str | None],
+        dry_run: bool = False,
     ) -> None:
         self.known = known
         self.changes: list[str] = []
@@ -96,6 +97,7 @@ class AppPlan:
         self._wanted = wanted
         self._now_s = now_s
         self._prune = prune
+        self._dry_run = dry_run
         before = known or App(id=wanted.id, name=wanted.id, keys=())
         self.app = msgspec.structs.replace(
             before,
@@ -117,14 +119,17 @@ class AppPlan:
     def _keys(self, before: tuple[Key, ...]) -> tuple[Key, ...]:
         known = {key.key: key for key in before}
         wanted = self._wanted.keys
+        made = ""
         if not wanted and self.known is None:
-            wanted = [WantedKey(key=secrets.token_hex(10))]
+            made = secrets.token_hex(10)
+            wanted = [WantedKey(key=made)]
         elif self._wanted.one_key and wanted and not wanted[0].key:
             # A secret without a key: of the only key, or of one that is made.
             if len(before) > 1:
                 self.faults.append(("secret", f"the app has {len(before)} keys: say of which key this is the secret"))
                 return before
-            wanted = [WantedKey(before[0].key if before else secrets.token_hex(10), wanted[0].secret)]
+            made = "" if before else secrets.token_hex(10)
+            wanted = [WantedKey(made or before[0].key, wanted[0].secret)]
         for one in wanted:
             own = known.get(one.key)
             if own is None:
@@ -133,7 +138,8 @@ class AppPlan:
                 self.added_keys.append(known[one.key])
                 if one.secret is None:
                     self._make("secret", one.key, secret)
-                self.changes.append(f"key {one.key}: added")
+                is_shown = one.key != made or not self._dry_run
+                self.changes.append(f"key {one.key}: added" if is_shown else "a new key: added")
                 continue
             after = Key(key=one.key, secret=own.secret if one.secret is None else one.secret, enabled=one.enabled)
             if after != own:
@@ -229,15 +235,7 @@ class AppPlan:
             after[endpoint.id] = endpoint
         if self._prune:
             for endpoint in (one for same in left.values() for one in same):
-                gone = msgspec.structs.replace(
-                    endpoint,
-                    deleted_at=self._now_s,
-                    disabled_at=self._now_s,
-                    secret="",
-                    previous_secret="",
-                    previous_until=0.0,
-                )
-                self.changed_endpoints.append(gone)
+                self.changed_endpoints.append(deleted(endpoint, self._now_s))
                 self.changes.append(f"webhook {endpoint.url}: deleted")
                 del after[endpoint.id]
         if len(after) > MAX_ENDPOINTS:

@@ -24,7 +24,7 @@ from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.history import ChannelHistory
-from redpoll.control.commands import app_apply, app_import
+from redpoll.control.commands import app_apply, app_import, app_write
 from redpoll.control.commands import users as user_commands
 from redpoll.control.commands import webhooks as webhook_commands
 from redpoll.control.commands.context import Cluster, Context
@@ -321,8 +321,9 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "key add": _key_add,  # {app, key or null} -> {key, secret}
     "key list": _key_list,  # {app} -> [key]
     "key disable": _key_disable,  # {app, key} -> key
-    "token create": _token_create,  # {app, name, scopes, lasts_s or null} -> {id, token, name, scopes, expires_at}
-    "token list": _token_list,  # {app} -> [token]
+    # {app or null: for the management, name, scopes, lasts_s or null} -> {id, token, name, scopes, expires_at}
+    "token create": _token_create,
+    "token list": _token_list,  # {app or null} -> [token]
     "token revoke": _token_revoke,  # {ids} -> [token]
     "history rule add": _rule_add,  # {app, …the fields of HistoryRule but id} -> rule
     "history rule list": _rule_list,  # {app} -> [rule]
@@ -335,6 +336,7 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
     **app_import.COMMANDS,
     **app_apply.COMMANDS,
+    **app_write.COMMANDS,
     **debugging.COMMANDS,
     "node drain": _node_drain,  # {name, within_s} -> {name, draining}
     "node undrain": _node_undrain,  # {name} -> {name, draining}

@@ -14,7 +14,15 @@ from redpoll.control.http.ratelimit import WINDOW_S
 from redpoll.control.http.response import header_line
 from redpoll.control.http.router import Access, Route
 from redpoll.protocol import auth
-from redpoll.protocol.credentials import Records, check_admitted, granted, has_pair, has_token
+from redpoll.protocol.credentials import (
+    Records,
+    check_admitted,
+    check_uncompressed,
+    granted,
+    has_pair,
+    has_token,
+    manager,
+)
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 
@@ -114,6 +122,9 @@ class Authentication:
         An unknown app gets the same response as a wrong key, so that clients can't find out which ids exist. Only a
         token for every app gets 404 (protocol/README.md "Tokens").
         """
+        if route.access is Access.MANAGE:
+            self._authenticate_manager(request)
+            return
         prefix = self._prefix_of(request.path)
         app_id = request.parameters[0] if route.access is Access.APP else None
         now_s = self._clock()
@@ -132,6 +143,13 @@ class Authentication:
         request.params = grant.params
         request.app, request.caller_known = grant.app, True
         check_admitted(grant.app, request.headers)
+
+    def _authenticate_manager(self, request: Request) -> None:
+        now_s = self._clock()
+        request.token = manager(self._records, request.headers, now_s)
+        self._records.token_used(request.token, now_s)
+        request.params, request.caller_known = auth.parse_query(request.query), True
+        check_uncompressed(request.headers)
 
     def _took(self, request: Request, signed: tuple[str, bool] | None) -> bool:
         """Sets the app of a request that is signed in the usual layout. False: protocol.auth decides, and says what is

@@ -49,10 +49,12 @@ Handler = Callable[["Request"], "Coroutine[Any, Any, Response] | Response | None
 
 
 class Place(Enum):
-    """The ports of a route: public routes also exist on the control port."""
+    """The ports of a route: public routes also exist on the control port, those of MANAGEMENT on the public port only
+    with the setting `manage_on_public_port`."""
 
     PUBLIC = "public"
     CONTROL = "control"
+    MANAGEMENT = "management"
 
 
 class Access(Enum):
@@ -66,6 +68,8 @@ class Access(Enum):
     ANY_APP = "any_app"
     # A session of the dashboard, which the dashboard checks.
     SESSION = "session"
+    # A token with the scope `manage`; the request has no app.
+    MANAGE = "manage"
 
 
 class About(NamedTuple):
@@ -73,7 +77,8 @@ class About(NamedTuple):
 
     `answer` and `body` are the types of response and request. `form`: the body may also be form-urlencoded. `query`
     are names of query parameters. `faults` are the error codes besides those that follow from the route's access.
-    `success` is the status of a successful response.
+    `success` is the status of a successful response. `tagged`: a successful response has an ETag. `conditional`: the
+    request needs If-Match. `patch`: the body may also be `application/merge-patch+json` (RFC 7396).
     """
 
     summary: str
@@ -83,6 +88,9 @@ class About(NamedTuple):
     query: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     success: int = 200
+    tagged: bool = False
+    conditional: bool = False
+    patch: bool = False
 
 
 class Route:
@@ -93,7 +101,7 @@ class Route:
     `about`: None if the route isn't in the OpenAPI document.
 
     `takes_body`: its requests have a body; that of others isn't waited for.
-    `wants_credential`: the front authenticates an app before it calls the handler. `answers` counts responses by
+    `wants_credential`: the front authenticates the request before it calls the handler. `answers` counts responses by
     status. `times` counts them by duration: slot k has those of at least 2^(k-1) µs and less than 2^k µs, the last slot
     all longer ones. `microseconds` is the sum of durations.
     """
@@ -136,7 +144,7 @@ class Route:
         self.name = name
         self.handler = handler
         self.access = access
-        self.wants_credential = access in (Access.APP, Access.ANY_APP)
+        self.wants_credential = access in (Access.APP, Access.ANY_APP, Access.MANAGE)
         self.place = place
         self.scope = scope
         self.limited = limited

@@ -15,6 +15,7 @@ from redpoll.cluster.debug_log import MAX_LINES, DebugLog, debug_text
 from redpoll.cluster.questions import ListConnections
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
+from redpoll.control.http.router import Access
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
 
@@ -40,6 +41,9 @@ class ControlDebugging(DebugLog):
 
     def request(self, request: Request, response: Response, took_s: float) -> None:
         """A request of an app was answered. If one connection is being debugged, only requests that name it count."""
+        if request.route.access is Access.MANAGE:
+            # It is no request of an app, and its body may contain secrets.
+            return
         app_id = request.app.id if request.caller_known else (request.parameters or ("",))[0]
         chosen = self.socket_of(app_id)
         if chosen is None or (chosen and not (chosen.encode() in request.body or chosen in request.query)):

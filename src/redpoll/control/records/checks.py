@@ -8,7 +8,7 @@ import msgspec
 from redpoll.protocol.apps import MAX_HISTORY_RULES, App, HistoryRule, history_fault
 from redpoll.protocol.presence import MAX_USER_ID_CHARS
 
-__all__ = ["RecordError", "check_name", "check_roster", "check_rules", "check_size"]
+__all__ = ["RecordConflict", "RecordError", "check_name", "check_roster", "check_rules", "check_size"]
 
 # The largest app record in the directory; every worker has a copy of it.
 _MAX_RECORD_BYTES: Final = 16 * 1024
@@ -16,6 +16,10 @@ _MAX_RECORD_BYTES: Final = 16 * 1024
 
 class RecordError(Exception):
     """A change of records that isn't possible. The text is a sentence for the person who requested it."""
+
+
+class RecordConflict(RecordError):
+    """What is requested would be possible, if other records were different: another app has the key, for example."""
 
 
 def check_name(whose: str, name: str) -> None:

@@ -46,14 +46,15 @@ class Edit:
     """A change that is being made in the transaction `connection`.
 
     Its block writes the rows and says here what changed: `app`, or several `apps` by id, as memory and the directory
-    get them, and the ids of `tokens` and `webhooks`. If it sets none of these, nothing has changed. `note` adds a row
-    to the audit log.
+    get them, `deleted` apps by id, and the ids of `tokens` and `webhooks`. If it sets none of these, nothing has
+    changed. `note` adds a row to the audit log.
     """
 
     def __init__(self, connection: AsyncConnection, by: Actor | None) -> None:
         self.connection = connection
         self.app: App | None = None
         self.apps: Mapping[str, App] = {}
+        self.deleted: Collection[str] = ()
         self.tokens: Collection[str] = ()
         self.webhooks: Collection[str] = ()
         self._by = by
@@ -66,8 +67,8 @@ class LoadedRecords:
     """Apps by id and by key, tokens by hash.
 
     `directory` is the version that the app directory in Redis should have. `on_change(app_id, app, before, after)` is
-    awaited after each commit of this process, in order, with that version before and after. It must not raise, because
-    the change is committed already.
+    awaited after each commit of this process, in order, with that version before and after; `app` None: it was deleted.
+    It must not raise, because the change is committed already.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -79,11 +80,11 @@ class LoadedRecords:
         self.directory = DirectoryVersion(0)
         # Takes the webhook endpoints that other control planes changed, or all of them (True).
         self.on_endpoints: Callable[[Mapping[str, Endpoint], bool], None] | None = None
-        self.on_change: Callable[[str, App, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
+        self.on_change: Callable[[str, App | None, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
         # Called after a commit of this process that changed several apps.
         self.on_changes: Callable[[], None] = _nothing
-        # Takes each app that was created or changed, by another control plane too.
-        self.on_put: Callable[[str, App], None] | None = None
+        # Takes each app that was created or changed, by another control plane too; None: it was deleted.
+        self.on_put: Callable[[str, App | None], None] | None = None
         # Takes the hashes of tokens that were revoked, by another control plane too.
         self.on_revoked: Callable[[Collection[str]], None] = _ignore
         # Takes the directory's version after the store lost changes, because it may be lower than before.
@@ -123,9 +124,12 @@ class LoadedRecords:
             async with self._store.change() as connection:
                 if self._store.shared:
                     await self._catch_up(connection)
+                if by is not None and by.condition is not None:
+                    by.condition()
                 edit = Edit(connection, by)
                 yield edit
-                apps = dict(edit.apps) if edit.app is None else {edit.app.id: edit.app}
+                apps: dict[str, App | None] = {**edit.apps} if edit.app is None else {edit.app.id: edit.app}
+                apps |= dict.fromkeys(edit.deleted)
                 if not apps and not edit.tokens and not edit.webhooks:
                     return
                 stored = await raise_version(
@@ -135,13 +139,16 @@ class LoadedRecords:
                 self.known = stored
                 return
             before = self.directory
-            for app in apps.values():
-                self._put(app)
+            for app_id, app in apps.items():
+                if app is None:
+                    self._remove(app_id)
+                else:
+                    self._put(app)
             self._set_versions(stored)
             if len(apps) > 1:
                 self.on_changes()
             elif self.on_change is not None:
-                await self.on_change(app.id, app, before, self.directory)
+                await self.on_change(app_id, app, before, self.directory)
 
     async def sync(self) -> bool:
         """Takes what other control planes have changed. Returns whether there was anything. Raises SQLAlchemyError."""
@@ -151,8 +158,10 @@ class LoadedRecords:
             return await self._catch_up(connection)
 
     def adopt_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
-        """Takes newer app records from Redis, while the store doesn't answer. Everything is read from the store later,
-        which may have lost them in a fail-over."""
+        """Takes the app records, all that there are, from Redis, which has newer ones, while the store doesn't answer.
+        Everything is read from the store later, which may have lost them in a fail-over."""
+        for app_id in self.apps.keys() - apps.keys():
+            self._remove(app_id)
         for app in apps.values():
             if app != self.apps.get(app.id):
                 self._put(app)
@@ -177,6 +186,7 @@ class LoadedRecords:
         apps = await app_rows.all_by_id(connection, since)
         tokens = await token_rows.all_by_hash(connection, since)
         endpoints = await endpoint_rows.all_by_id(connection, since)
+        deleted = [] if since is None else await app_rows.deleted_since(connection, since)
         is_older = stored.directory < self.version
         # All at once: readers of memory see one state.
         if since is None:
@@ -184,6 +194,9 @@ class LoadedRecords:
                 self._remove(app_id)
             for token_hash in self.tokens.keys() - tokens.keys():
                 del self.tokens[token_hash]
+        for app_id in deleted:
+            if app_id in self.apps:
+                self._remove(app_id)
         for app in apps.values():
             known = self.apps.get(app.id, app)
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
@@ -230,3 +243,5 @@ class LoadedRecords:
     def _remove(self, app_id: str) -> None:
         for key in self.apps.pop(app_id).keys:
             del self.by_key[key.key]
+        if self.on_put is not None:
+            self.on_put(app_id, None)

@@ -25,7 +25,14 @@ from redpoll.config.app_names import (
     valid_app_secret,
 )
 from redpoll.config.settings import Settings
-from redpoll.control.records.checks import RecordError, check_name, check_roster, check_rules, check_size
+from redpoll.control.records.checks import (
+    RecordConflict,
+    RecordError,
+    check_name,
+    check_roster,
+    check_rules,
+    check_size,
+)
 from redpoll.control.records.tokens import TokenRecords
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, Value, with_eras
 from redpoll.store import apps as app_rows
@@ -33,7 +40,7 @@ from redpoll.store import daily
 from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 
-__all__ = ["RecordError", "Records", "rule_pattern", "setting_text"]
+__all__ = ["RecordConflict", "RecordError", "Records", "rule_pattern", "setting_text"]
 
 _FIRST_APP_NAME: Final = "first app"
 # Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
@@ -141,7 +148,7 @@ class Records(TokenRecords):
         for key in app.keys:
             owner = self.by_key.get(key.key)
             if owner is not None and owner.id != app.id:
-                raise RecordError(f"key {key.key} belongs to app {owner.id}")
+                raise RecordConflict(f"key {key.key} belongs to app {owner.id}")
         check_name("an app's", app.name)
         check_roster(app, self._max_roster_bytes)
         check_size(app)
@@ -171,12 +178,18 @@ class Records(TokenRecords):
 
     # -- settings of an app
 
-    async def set_app(self, app_id: str, values: Mapping[str, Value], *, by: Actor | None = None) -> App:
-        """Changes settings of an app, all or none. `values` come from `parse_setting`. Raises RecordError."""
+    async def set_app(
+        self, app_id: str, values: Mapping[str, Value], name: str | None = None, *, by: Actor | None = None
+    ) -> App:
+        """Changes settings of an app, and its name unless that is None: all or nothing. `values` come from
+        `parse_setting`. Raises RecordError."""
+        if name is not None:
+            check_name("an app's", name)
 
         def changed(app: App) -> _Changed:
-            after = msgspec.structs.replace(app, **values)
-            return _Changed(after, "app set", app.name, _differences(app, after))
+            after = msgspec.structs.replace(app, **values, name=app.name if name is None else name)
+            renamed = f"was {app.name}" if after.name != app.name else ""
+            return _Changed(after, "app set", after.name, ", ".join(filter(None, (renamed, _differences(app, after)))))
 
         return await self._replace(app_id, changed, by)
 
@@ -231,6 +244,23 @@ class Records(TokenRecords):
         await self._replace(app_id, without, by)
         return removed[0]
 
+    async def change_history_rule(
+        self, app_id: str, rule_id: str, values: Mapping[str, object], *, by: Actor | None = None
+    ) -> HistoryRule:
+        """Changes fields of a rule, which keeps its id. Raises RecordError."""
+        found: list[HistoryRule] = []
+
+        def changed(app: App) -> _Changed:
+            found.extend(rule for rule in app.history if rule.id == rule_id)
+            if not found:
+                raise RecordError(f"app {app_id} has no history rule with the id {rule_id}")
+            rules = [msgspec.structs.replace(rule, **values) if rule.id == rule_id else rule for rule in app.history]
+            check_rules(app_id, rules)
+            return _Changed(_with_rules(app, rules), "history rule change", rule_pattern(found[0]))
+
+        app = await self._replace(app_id, changed, by)
+        return next(rule for rule in app.history if rule.id == rule_id)
+
     # -- fields of an app that other modules determine
 
     def set_hooks(self, hooks: Mapping[str, str]) -> None:
@@ -268,22 +298,29 @@ class Records(TokenRecords):
 
     # -- keys of an app
 
-    async def add_key(self, app_id: str, key: str | None = None, *, by: Actor | None = None) -> Key:
-        """Adds a key to an app; by default a new one of 20 hex digits. Raises RecordError.
+    async def add_key(
+        self, app_id: str, key: str | None = None, secret: str | None = None, *, by: Actor | None = None
+    ) -> Key:
+        """Adds a key to an app; by default a new one of 20 hex digits, with a new secret of 40. Raises RecordError.
 
         A disabled key of the app is enabled again with its old secret, which undoes a rotation. Of the keys that stay
         disabled, the newest ten are kept.
         """
         if key is not None and not valid_app_key(key):
             raise RecordError(f"a key must have {APP_KEY_RULE}")
+        if secret is not None and not valid_app_secret(secret):
+            raise RecordError(f"a secret must have {APP_SECRET_RULE}")
         async with self.edit(by) as edit:
             app = self._app(app_id)
             existing = _key_of(app, key) if key is not None else None
             if existing is not None and existing.enabled:
-                raise RecordError(f"app {app_id} already has the key {key}")
+                raise RecordConflict(f"app {app_id} already has the key {key}")
             if existing is None and key in self.by_key:
-                raise RecordError(f"key {key} belongs to app {self.by_key[key].id}")
-            secret = existing.secret if existing else secrets.token_hex(20)
+                raise RecordConflict(f"key {key} belongs to app {self.by_key[key].id}")
+            if existing is not None:
+                secret = existing.secret
+            elif secret is None:
+                secret = secrets.token_hex(20)
             added = Key(key=key or secrets.token_hex(10), secret=secret)
             if existing is None:
                 check_size(msgspec.structs.replace(app, keys=(*app.keys, added)))
@@ -309,15 +346,24 @@ class Records(TokenRecords):
                 raise RecordError(f"app {app_id} has no key {key}")
             if not existing.enabled:
                 return existing
-            if not any(other.enabled for other in app.keys if other is not existing):
-                raise RecordError(
-                    f"{key} is the last enabled key of app {app_id}: add another one first "
-                    f"(redpoll key add {app_id}), or switch the app off (redpoll app set {app_id} enabled=false)"
-                )
+            _check_other_key(app, existing)
             await app_rows.enable_key(edit.connection, key, False)
             edit.app = await self._read(edit.connection, app_id)
             await edit.note("key disable", app_id, key)
         return msgspec.structs.replace(existing, enabled=False)
+
+    async def delete_key(self, app_id: str, key: str, *, by: Actor | None = None) -> None:
+        """Deletes a key with its secret; its open connections stay. Raises RecordError: the last enabled key can't be
+        deleted."""
+        async with self.edit(by) as edit:
+            app = self._app(app_id)
+            existing = _key_of(app, key)
+            if existing is None:
+                raise RecordError(f"app {app_id} has no key {key}")
+            _check_other_key(app, existing)
+            await app_rows.remove_keys(edit.connection, [key])
+            edit.app = await self._read(edit.connection, app_id)
+            await edit.note("key delete", app_id, key)
 
     # -- daily counters
 
@@ -365,6 +411,14 @@ def rule_pattern(rule: HistoryRule) -> str:
 
 def _with_rules(app: App, rules: Sequence[HistoryRule]) -> App:
     return msgspec.structs.replace(app, history=with_eras(app.history, rules, secrets.token_hex(4)))
+
+
+def _check_other_key(app: App, key: Key) -> None:
+    if key.enabled and not any(other.enabled for other in app.keys if other is not key):
+        raise RecordConflict(
+            f"{key.key} is the last enabled key of app {app.id}: add another one first "
+            f"(redpoll key add {app.id}), or switch the app off (redpoll app set {app.id} enabled=false)"
+        )
 
 
 def _key_of(app: App, key: str) -> Key | None:

@@ -13,10 +13,10 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.records.checks import RecordError, check_name
+from redpoll.control.records.checks import RecordConflict, RecordError, check_name
 from redpoll.control.records.loaded_records import LoadedRecords
 from redpoll.protocol.auth import token_hash
-from redpoll.protocol.tokens import SCOPES, Token
+from redpoll.protocol.tokens import MANAGE, SCOPES, Token
 from redpoll.store import tokens as token_rows
 from redpoll.store.audit import Actor
 from redpoll.store.errors import reason_of
@@ -32,6 +32,8 @@ _TOKEN_PREFIX_CHARS: Final = 8
 TOKEN_USE_EVERY_S: Final = 60.0
 # Tokens that ended longer ago are removed; requests with them then get `unauthorized` instead of `token_expired`.
 _FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
+# Tokens of one app, or for the management, that are valid at a time: each is in the memory of every control plane.
+_MAX_TOKENS: Final = 1_000
 
 
 class TokenRecords(LoadedRecords):
@@ -45,7 +47,7 @@ class TokenRecords(LoadedRecords):
 
     async def create_token(
         self,
-        app_id: str,
+        app_id: str | None,
         name: str,
         scopes: Sequence[str],
         lasts_s: float | None = None,
@@ -54,26 +56,40 @@ class TokenRecords(LoadedRecords):
     ) -> tuple[Token, str]:
         """Creates a token. Returns it and its plain form, `rp_` and 40 letters and digits, which is not stored.
 
-        `lasts_s` is its lifetime in seconds, None for no end. Raises RecordError.
+        `app_id` None: a token for the management of apps, whose one scope is MANAGE. `lasts_s` is its lifetime in
+        seconds, None for no end. Raises RecordError.
         """
-        check_token(name, scopes, lasts_s)
+        if app_id is not None:
+            check_token(name, scopes, lasts_s)
+        else:
+            _check_management_token(name, scopes, lasts_s)
         async with self.edit(by) as edit:
-            self._app(app_id)
+            if app_id is not None:
+                self._app(app_id)
+            self._check_number(app_id)
             now_s = self._clock()
             token, plain = new_token(app_id, name, scopes, now_s, None if lasts_s is None else now_s + lasts_s)
             ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
             await token_rows.add(edit.connection, token)
             await token_rows.remove(edit.connection, [known.id for known in ended])
             edit.tokens = (token.id,)
-            await edit.note("token create", app_id, name, f"{token.prefix}… {', '.join(token.scopes)}")
+            await edit.note("token create", app_id or "", name, f"{token.prefix}… {', '.join(token.scopes)}")
         for known in ended:
             del self.tokens[known.hash]
         self.tokens[token.hash] = token
         return token, plain
 
-    def tokens_of(self, app_id: str) -> list[Token]:
-        """The app's tokens, oldest first, including expired and revoked ones. Raises RecordError."""
-        self._app(app_id)
+    def _check_number(self, app_id: str | None) -> None:
+        now_s = self._clock()
+        valid = sum(1 for token in self.tokens.values() if token.app_id == app_id and now_s < _ended_at(token))
+        if valid >= _MAX_TOKENS:
+            raise RecordConflict(f"there are {valid} valid tokens, the most that there may be: revoke one first")
+
+    def tokens_of(self, app_id: str | None) -> list[Token]:
+        """The app's tokens, oldest first, including expired and revoked ones. None: those for the management of apps.
+        Raises RecordError."""
+        if app_id is not None:
+            self._app(app_id)
         return [token for token in self.tokens.values() if token.app_id == app_id]
 
     async def revoke_tokens(self, ids: Collection[str], *, by: Actor | None = None) -> list[Token]:
@@ -142,13 +158,26 @@ def check_token(name: str, scopes: Sequence[str], lasts_s: float | None) -> None
     unknown = [repr(scope) for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         given = ", ".join(unknown) or "nothing"
+        if MANAGE in scopes:
+            given += f"; a token that manages apps belongs to none of them (redpoll token create --{MANAGE})"
         raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {given}")
+    _check_lifetime(lasts_s)
+
+
+def _check_management_token(name: str, scopes: Sequence[str], lasts_s: float | None) -> None:
+    check_name("a token's", name)
+    if list(scopes) != [MANAGE]:
+        raise RecordError(f"a token that belongs to no app has the scope {MANAGE} and no other")
+    _check_lifetime(lasts_s)
+
+
+def _check_lifetime(lasts_s: float | None) -> None:
     if lasts_s is not None and not 0 < lasts_s <= 36_500 * 86_400:
         raise RecordError("a token's lifetime must be more than zero and at most a hundred years")
 
 
 def new_token(
-    app_id: str, name: str, scopes: Sequence[str], now_s: float, expires_at: float | None
+    app_id: str | None, name: str, scopes: Sequence[str], now_s: float, expires_at: float | None
 ) -> tuple[Token, str]:
     """A new token and its plain form. Times are Unix seconds."""
     plain = "rp_" + "".join(secrets.choice(_TOKEN_CHARACTERS) for _ in range(40))
@@ -158,7 +187,7 @@ def new_token(
         name=name,
         hash=token_hash(plain),
         prefix=plain[:_TOKEN_PREFIX_CHARS],
-        scopes=tuple(scope for scope in SCOPES if scope in scopes),
+        scopes=tuple(scope for scope in (*SCOPES, MANAGE) if scope in scopes),
         created_at=now_s,
         expires_at=expires_at,
     )

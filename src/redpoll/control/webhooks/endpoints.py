@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from redpoll.cluster.hooks import Hook
+from redpoll.control.records.checks import RecordConflict
 from redpoll.control.records.loaded_records import Edit
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
@@ -26,7 +27,7 @@ from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["ALL", "MAX_ENDPOINTS", "OVERLAP_S", "Endpoints", "hooks_of", "wants"]
+__all__ = ["ALL", "MAX_ENDPOINTS", "OVERLAP_S", "Endpoints", "deleted", "hooks_of", "wants"]
 
 ALL: Final = "all"
 # How long deliveries are also signed with the old secret after a rotation.
@@ -59,6 +60,13 @@ def hooks_of(endpoints: Iterable[Endpoint]) -> str:
     events = {name for endpoint in endpoints if endpoint.enabled for name in endpoint.events}
     events |= set(STANDARD) if ALL in events else set()
     return "".join(dict.fromkeys(letter for event, letter in _LETTERS.items() if event in events))
+
+
+def deleted(endpoint: Endpoint, now_s: float) -> Endpoint:
+    """The endpoint as a deleted one, without its secrets. Its row stays until its last delivery is removed."""
+    return msgspec.structs.replace(
+        endpoint, deleted_at=now_s, disabled_at=now_s, secret="", previous_secret="", previous_until=0.0
+    )
 
 
 def _ignore(endpoint: Endpoint) -> None:
@@ -197,7 +205,7 @@ class Endpoints:
             endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
         async with self._edit(app_id, endpoint.id, by) as edit:
             if len(self.of_app(app_id)) >= MAX_ENDPOINTS:
-                raise RecordError(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
+                raise RecordConflict(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
             await endpoint_rows.add(edit.connection, endpoint)
             await edit.note("webhook create", app_id, url, ", ".join(endpoint.events))
             self._put_in_memory(endpoint)
@@ -210,10 +218,11 @@ class Endpoints:
         events: Sequence[str] | None = None,
         channels: Sequence[str] | None = None,
         format: str | None = None,
+        enabled: bool | None = None,
         *,
         by: Actor | None = None,
     ) -> Endpoint:
-        """Changes the values that are not None.
+        """Changes the values that are not None; `enabled` as `set_enabled` does.
 
         Waiting deliveries go to the new URL, in the format in which they were rendered. If the URL of a pinned endpoint
         changes, the new receiver's certificate is pinned.
@@ -228,6 +237,8 @@ class Endpoints:
             values["channels"] = tuple(dict.fromkeys(channels))
         if format is not None:
             values["format"] = format
+        if enabled is not None and enabled != before.enabled:
+            values["disabled_at"] = None if enabled else self._clock()
         self._check(msgspec.structs.replace(before, **values))
         if url is not None and before.pin and url != before.url:
             values["pin"] = await self._capture_pin(url)
@@ -266,22 +277,21 @@ class Endpoints:
 
         Its row stays, without the secrets, until its last delivery is removed. Its dead letters can still be discarded.
         """
-        self.get(endpoint_id)
         now_s = self._clock()
-        endpoint = await self._put(
-            endpoint_id,
-            {"deleted_at": now_s, "disabled_at": now_s, "secret": "", "previous_secret": "", "previous_until": 0.0},
-            "webhook delete",
-            by,
-        )
+        endpoint = await self._replace(endpoint_id, lambda endpoint: deleted(endpoint, now_s), "webhook delete", by)
         # If the process is killed here, the tidying of webhooks.py discards them.
         await self.discard_waiting(endpoint_id)
         return endpoint
 
     async def _put(self, endpoint_id: str, values: dict[str, object], verb: str, by: Actor | None) -> Endpoint:
+        return await self._replace(endpoint_id, lambda endpoint: msgspec.structs.replace(endpoint, **values), verb, by)
+
+    async def _replace(
+        self, endpoint_id: str, change: Callable[[Endpoint], Endpoint], verb: str, by: Actor | None
+    ) -> Endpoint:
         async with self._edit(self.get(endpoint_id).app_id, endpoint_id, by) as edit:
             # Read it again: it may have changed while we waited for the lock.
-            endpoint = msgspec.structs.replace(self.get(endpoint_id), **values)
+            endpoint = change(self.get(endpoint_id))
             await endpoint_rows.put(edit.connection, endpoint)
             await edit.note(verb, endpoint.app_id, endpoint.url)
             self._put_in_memory(endpoint)

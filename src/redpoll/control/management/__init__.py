@@ -1,0 +1,1 @@
+"""The management API: apps over HTTP, with a token of the scope `manage`."""

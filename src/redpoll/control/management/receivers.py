@@ -1,0 +1,138 @@
+"""The history rules and the webhooks of an app over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET
+
+from redpoll.control.management.apps import app_path
+from redpoll.control.management.bodies import (
+    NewRule,
+    NewWebhook,
+    RuleChange,
+    RuleList,
+    WebhookChange,
+    WebhookList,
+    rule_body,
+    webhook_body,
+)
+from redpoll.protocol.apps import HistoryRule
+from redpoll.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from redpoll.control.http.request import Request
+    from redpoll.control.http.response import Response
+    from redpoll.control.management.managed import Managed
+    from redpoll.protocol.apps import App
+    from redpoll.store.webhooks import Endpoint
+
+__all__ = ["RuleManagement", "WebhookManagement"]
+
+
+def _given(change: msgspec.Struct) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not UNSET}
+
+
+class RuleManagement:
+    def __init__(self, managed: Managed) -> None:
+        self._managed = managed
+
+    async def list(self, request: Request) -> Response:
+        """GET …/history_rules."""
+        app = self._managed.app(request)
+        return self._managed.answer(request, RuleList([rule_body(rule) for rule in app.history]), app.id)
+
+    async def add(self, request: Request) -> Response:
+        """POST …/history_rules."""
+        managed = self._managed
+        app, new = managed.app(request), managed.body(request, NewRule)
+        given = HistoryRule(id="", **msgspec.structs.asdict(new))
+        rule = await managed.records.add_history_rule(app.id, given, by=managed.adding(request, app))
+        return managed.answer(request, rule_body(rule), app.id, 201, app_path(app.id, "history_rules", rule.id))
+
+    async def show(self, request: Request) -> Response:
+        """GET …/history_rules/{rule_id}."""
+        app, rule = self._found(request)
+        return self._managed.answer(request, rule_body(rule), app.id)
+
+    async def change(self, request: Request) -> Response:
+        """PATCH …/history_rules/{rule_id}."""
+        managed = self._managed
+        app, rule = self._found(request)
+        values = _given(managed.body(request, RuleChange))
+        changed = await managed.records.change_history_rule(app.id, rule.id, values, by=managed.changing(request, app))
+        return managed.answer(request, rule_body(changed), app.id)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE …/history_rules/{rule_id}."""
+        managed = self._managed
+        app, rule = self._found(request)
+        await managed.records.remove_history_rule(app.id, rule.id, by=managed.changing(request, app))
+        return managed.answer(request, None, app.id, 204)
+
+    def _found(self, request: Request) -> tuple[App, HistoryRule]:
+        app = self._managed.app(request)
+        for rule in app.history:
+            if rule.id == request.parameters[1]:
+                return app, rule
+        raise ApiError("not_found", "the app has no such history rule")
+
+
+class WebhookManagement:
+    def __init__(self, managed: Managed) -> None:
+        self._managed = managed
+        self._endpoints = managed.webhooks.endpoints
+
+    async def list(self, request: Request) -> Response:
+        """GET …/webhooks."""
+        app = self._managed.app(request)
+        body = WebhookList([webhook_body(endpoint) for endpoint in self._endpoints.of_app(app.id)])
+        return self._managed.answer(request, body, app.id)
+
+    async def create(self, request: Request) -> Response:
+        """POST …/webhooks."""
+        managed = self._managed
+        app, new = managed.app(request), managed.body(request, NewWebhook)
+        endpoint = await self._endpoints.create(
+            app.id, new.url, new.events, new.format, new.channels, by=managed.adding(request, app)
+        )
+        location = app_path(app.id, "webhooks", endpoint.id)
+        return managed.answer(request, webhook_body(endpoint, whole=True), app.id, 201, location)
+
+    async def show(self, request: Request) -> Response:
+        """GET …/webhooks/{webhook_id}."""
+        app, endpoint = self._found(request)
+        return self._managed.answer(request, webhook_body(endpoint), app.id)
+
+    async def change(self, request: Request) -> Response:
+        """PATCH …/webhooks/{webhook_id}."""
+        managed = self._managed
+        app, endpoint = self._found(request)
+        values = _given(managed.body(request, WebhookChange))
+        by = managed.changing(request, app)
+        if values:
+            endpoint = await self._endpoints.change(endpoint.id, **values, by=by)
+        return managed.answer(request, webhook_body(endpoint), app.id)
+
+    async def rotate(self, request: Request) -> Response:
+        """POST …/webhooks/{webhook_id}/rotate. Needs If-Match: of two rotations, the first secret would be lost."""
+        managed = self._managed
+        app, endpoint = self._found(request)
+        rotated = await self._endpoints.rotate(endpoint.id, by=managed.changing(request, app))
+        return managed.answer(request, webhook_body(rotated, whole=True), app.id)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE …/webhooks/{webhook_id}."""
+        managed = self._managed
+        app, endpoint = self._found(request)
+        await self._endpoints.delete(endpoint.id, by=managed.changing(request, app))
+        return managed.answer(request, None, app.id, 204)
+
+    def _found(self, request: Request) -> tuple[App, Endpoint]:
+        app = self._managed.app(request)
+        for endpoint in self._endpoints.of_app(app.id):
+            if endpoint.id == request.parameters[1]:
+                return app, endpoint
+        raise ApiError("not_found", "the app has no such webhook")

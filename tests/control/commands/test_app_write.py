@@ -1,0 +1,125 @@
+"""Whole apps created and deleted, on SQLite and on PostgreSQL. tests/control/management has the API's side."""
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from redpoll.config.config import Settings
+from redpoll.control.commands import commands
+from redpoll.control.commands.app_plan import Wanted
+from redpoll.control.commands.app_write import create_app, delete_app
+from redpoll.control.commands.context import Context
+from redpoll.control.records.records import RecordConflict, RecordError, Records
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.ipc.command_socket import CommandError
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store.audit import Actor
+from redpoll.store.schema import attempts, audit, deliveries, keys, tokens
+from redpoll.store.store import Store, database_url
+
+BY = Actor("test")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request, tmp_path):
+    return database_url(tmp_path) if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+async def context(url):
+    store = await Store.open(url)
+    records = Records(store)
+    await records.load()
+    webhooks = Webhooks(store, records, Settings())
+    await webhooks.load()
+    yield Context(store, records, Settings(), webhooks)
+    await webhooks.finish()
+    await store.close()
+
+
+def wanted(app_id="", **values):
+    fields = {"name": "n", "one_key": False, "keys": [], "settings": {}, "history": [], "webhooks": [], "tokens": []}
+    return msgspec.convert({**fields, "id": app_id, **values}, Wanted)
+
+
+async def created(context, app_id="", **values):
+    return (await create_app(context.records, context.webhooks, wanted(app_id, **values), BY)).app
+
+
+async def test_app_that_is_refused_at_the_commit_is_nowhere(context):
+    """Another writer took the id after the plan, as a stopped server's command line may."""
+    await created(context, "first")
+    webhook = {"url": "https://a.example/"}
+    with pytest.raises(RecordConflict):
+        await created(context, "first", webhooks=[webhook])
+    with pytest.raises(RecordError, match=r"settings\.max_batch"):
+        await created(context, "second", settings={"max_batch": "0"}, webhooks=[webhook])
+    assert list(context.records.apps) == ["first"]
+    assert context.webhooks.endpoints.every() == []
+
+
+async def test_condition_is_checked_in_the_transaction(context):
+    app = await created(context)
+
+    def refuse():
+        raise RecordError("changed meanwhile")
+
+    with pytest.raises(RecordError, match="changed meanwhile"):
+        await delete_app(context.records, context.webhooks, app.id, Actor("test", condition=refuse))
+    assert list(context.records.apps) == [app.id]
+
+
+async def test_delete_command(context):
+    webhook = {"url": "https://a.example/"}
+    app = await created(context, webhooks=[webhook] * 2, tokens=[{"name": "ci", "scopes": ["read"]}])
+    kept = await created(context)
+    result = await commands.run(context, "app delete", {"id": app.id})
+    assert result == {"id": app.id, "name": "n"}
+    async with context.store.reading() as connection:
+        assert set((await connection.execute(sa.select(keys.c.app_id))).scalars()) == {kept.id}
+        assert None not in (await connection.execute(sa.select(tokens.c.revoked_at))).scalars().all()
+        rows = (await connection.execute(sa.select(audit).where(audit.c.app_id == app.id))).all()
+    assert [(row.who, row.action) for row in rows] == [("test", "app create"), ("command line", "app delete")]
+    assert all(one.secret == "" for one in context.webhooks.endpoints.every())
+    await context.webhooks.endpoints.forget_deleted()
+    assert context.webhooks.endpoints.every() == []
+    with pytest.raises(CommandError, match="there is no app"):
+        await commands.run(context, "app delete", {"id": app.id})
+
+
+async def test_waiting_deliveries_of_a_deleted_app_are_discarded(context):
+    app = await created(context, webhooks=[{"url": "https://a.example/"}])
+    (endpoint,) = context.webhooks.endpoints.of_app(app.id)
+    async with context.store.change() as connection:
+        await connection.execute(
+            sa.insert(deliveries),
+            [
+                {
+                    "id": f"{number}",
+                    "endpoint_id": endpoint.id,
+                    "event": "channel.occupied",
+                    "channel": "c",
+                    "stamp": number,
+                    "time_ms": 0,
+                    "body": b"{}",
+                    "state": "waiting",
+                    "at": 0.0,
+                    "attempts": 0,
+                    "cycle_from": 0,
+                    "created_at": 0.0,
+                }
+                for number in range(3)
+            ],
+        )
+    await delete_app(context.records, context.webhooks, app.id, BY)
+    async with context.store.reading() as connection:
+        depths = await delivery_rows.depths(connection, [endpoint.id])
+        assert (await connection.execute(sa.select(sa.func.count()).select_from(attempts))).scalar_one() == 0
+    assert not any(depth.waiting for depth in depths.values())
+
+
+async def test_app_of_the_settings_stays(context):
+    app = await created(context, "given")
+    with pytest.raises(RecordConflict, match="REDPOLL_APP_ID"):
+        await delete_app(context.records, context.webhooks, app.id, BY, given_id="given")
+    assert "given" in context.records.apps

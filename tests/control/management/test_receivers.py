@@ -1,0 +1,77 @@
+"""The history rules and the webhooks of an app over HTTP."""
+
+from redpoll.control.webhooks.endpoints import hooks_of
+
+
+async def test_history_rule_is_added_changed_and_removed(manager, audit):
+    added = await manager("POST", "/3/history_rules", {"name": "news-", "prefix": True, "keep": 10, "seconds": 60})
+    rule = added.json()
+    assert (added.status, rule["keep"], rule["replay"], rule["client_events"]) == (201, 10, 0, False)
+    path = f"/3/history_rules/{rule['id']}"
+    assert added.headers["location"] == f"/api/v1/apps{path}"
+    assert manager.records.apps["3"].history_rule("news-1").keep == 10
+    assert (await manager("PATCH", path, {"keep": 20})).status == 428
+    changed = await manager.changed("PATCH", path, {"keep": 20, "replay": 15})
+    assert changed.json() == {**rule, "keep": 20, "replay": 15}
+    assert (await manager("GET", "/3/history_rules")).json() == {"history_rules": [changed.json()]}
+    assert manager.records.apps["3"].history_rule("news-1").replay == 15
+    assert (await manager.changed("PATCH", path, {"replay": 21})).status == 400
+    assert (await manager.changed("DELETE", path)).status == 204
+    assert manager.records.apps["3"].history_rule("news-1") is None
+    assert (await manager("GET", path)).status == 404
+    assert [entry[1] for entry in audit()] == ["history rule add", "history rule change", "history rule remove"]
+
+
+async def test_refused_rules(manager):
+    rule = {"name": "a", "keep": 1, "seconds": 1}
+    assert (await manager("POST", "/3/history_rules", rule)).status == 201
+    for body in (rule, {"name": "b", "keep": 1}, {"name": "", "keep": 1, "seconds": 1}, {"name": "b", "keep": -1}):
+        assert (await manager("POST", "/3/history_rules", body)).status == 400, body
+    assert len(manager.records.apps["3"].history) == 1
+
+
+async def test_webhook_is_created_changed_rotated_and_deleted(manager, audit):
+    created = await manager("POST", "/3/webhooks", {"url": "https://one.example/hook"})
+    webhook = created.json()
+    assert (created.status, webhook["events"], webhook["format"], webhook["enabled"]) == (201, ["all"], "service", True)
+    path = f"/3/webhooks/{webhook['id']}"
+    masked = {**webhook, "secret": f"{webhook['secret'][:4]}****"}
+    assert (await manager("GET", path)).json() == masked
+    assert (await manager("GET", "/3/webhooks")).json() == {"webhooks": [masked]}
+    assert manager.records.apps["3"].hooks == "omc"
+    change = {"url": "https://two.example/", "events": ["member.added"], "format": "pusher", "channels": ["presence-"]}
+    assert (await manager("PATCH", path, change)).status == 428
+    changed = await manager.changed("PATCH", path, change)
+    assert changed.json() == {**masked, **change}
+    assert manager.records.apps["3"].hooks == "m"
+    assert (await manager.changed("PATCH", path, {"enabled": False})).json()["enabled"] is False
+    assert manager.records.apps["3"].hooks == hooks_of([])
+    assert (await manager.changed("PATCH", path, {})).status == 200
+    assert (await manager("POST", f"{path}/rotate")).status == 428
+    rotated = await manager.changed("POST", f"{path}/rotate")
+    assert rotated.status == 200
+    assert len(rotated.json()["secret"]) == 40
+    assert rotated.json()["secret"] != webhook["secret"]
+    assert (await manager.changed("DELETE", path)).status == 204
+    assert (await manager("GET", path)).status == 404
+    assert [entry[1] for entry in audit()] == [
+        "webhook create",
+        "webhook change",
+        "webhook change",
+        "webhook rotate",
+        "webhook delete",
+    ]
+
+
+async def test_refused_webhooks(manager):
+    for body in (
+        {"url": "http://plain.example/"},
+        {"url": "https://[::1]/"},
+        {"url": "https://x.example/", "events": []},
+        {"url": "https://x.example/", "format": "xml"},
+        {"url": "https://x.example/", "channels": ["a b"]},
+        {"url": "https://x.example/", "secret": "mine"},
+        {},
+    ):
+        assert (await manager("POST", "/3/webhooks", body)).status == 400, body
+    assert (await manager("GET", "/3/webhooks")).json() == {"webhooks": []}
