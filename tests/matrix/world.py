@@ -56,13 +56,16 @@ APPS = {
 }
 
 
-# History rules of the app "keeps": the prefixes of channels, and what is replayed to subscribers.
+# History rules of the app "keeps": the prefixes of channels, what is replayed to subscribers, and how often they get
+# events.
 KEEPS = {
     "replayed-": ("--replay", "3"),
     "presence-replayed-": ("--replay-seconds", "600"),
     "asked-": (),
     "private-resumed-": (),
     "presence-resumed-": (),
+    "growing-": ("--keep", "300", "--replay", "9", "--max-rate", "2", "--join", "delta", "--by", "message_id"),
+    "newest-": ("--max-rate", "2", "--latest"),
 }
 
 

@@ -113,9 +113,7 @@ async def test_history_rules_are_created_listed_and_removed(records, served):
     made = await served("history rule add", fields)
     assert list(made) == [name for name in HistoryRule.__struct_fields__ if name != "era"]
     unset = {"replay_seconds": 0, "client_events": False, "max_rate": None, "latest": False, "join": "", "by": ""}
-    assert made == {"id": made["id"]} | unset | {
-        name: value for name, value in fields.items() if name != "app"
-    }
+    assert made == {"id": made["id"]} | unset | {name: value for name, value in fields.items() if name != "app"}
     assert await served("history rule list", {"app": app}) == [made]
     assert records.apps[app].history_rule("news-1").id == made["id"]
     with pytest.raises(CommandError, match=f"already has the rule {made['id']} for channels that begin with 'news-'"):

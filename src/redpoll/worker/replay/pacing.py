@@ -279,6 +279,7 @@ class ChannelPacing:
         self._local_channel = local_channel
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self.plain = _Lane(self, local_channel.audience, False)
         self.recovering = _Lane(self, recovering, True)
 
@@ -337,9 +338,9 @@ class ChannelPacing:
     def arm(self) -> None:
         """Be called when the next sending is due."""
         due = min((due for due in (self.plain.due, self.recovering.due) if due is not None), default=None)
-        if due is not None and (self._timer is None or due < self._timer.when()):
+        if due is not None and (self._timer is None or due < self._timer_at):
             self.cancel()
-            self._timer = self._loop.call_at(due, self._due)
+            self._timer, self._timer_at = self._loop.call_at(due, self._due), due
 
     def _due(self) -> None:
         self._timer = None
