@@ -54,7 +54,7 @@ _GROUPS: Final = (
     ),
     ("Messages", ("messages", "frames", "bytes", "events_published", "events_unconfirmed", "publish_to")),
     ("HTTP API", ("http_", "auth_")),
-    ("History", ("rewinds", "replayed", "history", "catchups", "events_unkept")),
+    ("History", ("rewinds", "replayed", "join_passed", "paced_lagging", "history", "catchups", "events_unkept")),
     ("Webhooks", ("webhook_", "events_unhooked")),
     ("Redis and workers", ("redis_", "workers_")),
     ("Processes and event log", ("",)),

@@ -78,7 +78,7 @@ cdef class Sink(Polled):
     cdef uint8_t overrun
     # Half-close as soon as nothing is unsent.
     cdef uint8_t finishing
-    # await_writable() was called: report when less than Flusher.writable_below_bytes are unsent.
+    # Report when less than Flusher.writable_below_bytes are unsent (WRITABLE), or none (DRAINED); 0: report nothing.
     cdef uint8_t awaited
     # The first link of `urgent` is the rest of a frame. It is sent first and never dropped.
     cdef uint8_t started

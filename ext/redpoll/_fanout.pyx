@@ -59,6 +59,9 @@ cdef enum:
     POST_PART = 4096
     # Of one audience; with one more, those before it are finished at once.
     MAX_POSTS = 64
+    # What a sink waits for, to be reported.
+    WRITABLE = 1
+    DRAINED = 2
 
 # Bytes that are dropped are read into this.
 cdef char[65536] discarded
@@ -199,8 +202,13 @@ cdef class Sink(Polled):
 
         Returns False if it has so already; then nothing is reported. A sink that closes first isn't reported.
         """
-        self.awaited = self.unsent() >= self.flusher.writable_below_bytes
-        return self.awaited
+        self.awaited = WRITABLE if self.unsent() >= self.flusher.writable_below_bytes else 0
+        return self.awaited != 0
+
+    def await_drained(self) -> bool:
+        """As `await_writable`, once nothing is unsent."""
+        self.awaited = DRAINED if self.unsent() else 0
+        return self.awaited != 0
 
     @property
     def unsent_bytes(self) -> int:
@@ -219,8 +227,8 @@ cdef class Sink(Polled):
         """Called after a write of an awaited sink. The callback runs at the end of a flush and not here, because the
         caller may be iterating over an audience."""
         cdef Flusher flusher = self.flusher
-        if self.writable and self.unsent() < flusher.writable_below_bytes:
-            self.awaited = False
+        if self.writable and self.unsent() < (1 if self.awaited == DRAINED else flusher.writable_below_bytes):
+            self.awaited = 0
             if flusher.now_writable is None:
                 flusher.now_writable = []
             flusher.now_writable.append(self)
@@ -519,6 +527,25 @@ cdef class Audience:
         for i in range(first, min(<uint64_t> first + count, self.count)):
             total += (<Sink> self.sinks[i]).unsent()
         return total
+
+    def take_paused(self, uint32_t first, uint32_t count) -> list:
+        """Remove the sinks whose kernel buffer is full, of up to `count` from the one at place `first` on. Returns them.
+        None are removed while a post is under way, which they would miss."""
+        cdef:
+            list taken = []
+            uint32_t end = <uint32_t> min(<uint64_t> first + count, self.count)
+            uint32_t i = end
+            Sink sink
+        if self.post_count:
+            return taken
+        # From the end, because the last sink moves into a gap.
+        while i > first:
+            i -= 1
+            if (<Sink> self.sinks[i]).paused and (<Sink> self.sinks[i]).writable:
+                sink = <Sink> self.sinks[i]
+                self.remove_at(i)
+                taken.append(sink)
+        return taken
 
     cdef void remove_at(self, uint32_t place) noexcept:
         # noexcept, because it only shrinks and dealloc must not fail. The last sink moves into the gap. Its seat is

@@ -20,7 +20,10 @@ name = "Shop"
 key = "0123456789abcdefabcd"
 secret = "env:SHOP_SECRET"
 settings = { client_events = false, max_connections = 5000 }
-history = [{ prefix = "news-", keep = 1000, seconds = 3600, replay = 10 }]
+history = [
+  { prefix = "news-", keep = 1000, seconds = 3600, replay = 10, max_rate = 20, join = "delta", by = "id" },
+  { prefix = "cursor-", max_rate = 5, latest = true },
+]
 webhooks = [{ url = "https://shop.example.com/hook", events = ["all"], format = "pusher" }]
 tokens = [{ name = "ci", scopes = ["publish"], expires = "90d" }]
 """
@@ -49,6 +52,9 @@ FAULTS = [
     ("id = 'a'\nsettings = { max_presence_members = 10000, max_user_info_bytes = 16384 }", "do not fit into"),
     ("id = 'a'\nhistory = [{ keep = 1, seconds = 1 }]", "a rule has either prefix or channel"),
     ("id = 'a'\nhistory = [{ prefix = 'a', seconds = 1 }]", "needs keep"),
+    ("id = 'a'\nhistory = [{ prefix = 'a', max_rate = 0, latest = true }]", "max_rate must be between 1 and 1000"),
+    ("id = 'a'\nhistory = [{ prefix = 'a', max_rate = 5, latest = true, join = 'a' }]", "either latest or join"),
+    ("id = 'a'\nhistory = [{ prefix = 'a', max_rate = 5, join = '.' }]", "is no path"),
     ("id = 'a'\nhistory = [{ prefix = 'a', keep = 1, seconds = 0 }]", "seconds must be between"),
     ("id = 'a'\nhistory = [{ prefix = 'a', keep = 0 }, { prefix = 'a', keep = 0 }]", "has a rule already"),
     ("id = 'a'\nwebhooks = [{ url = 'http://10.0.0.1/' }]", "the URL must begin with https://"),
@@ -161,6 +167,7 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
     assert shop["changes"] == [
         "key extra: disabled",
         "history of news-…: removed",
+        "history of cursor-…: removed",
         "client_events: off → on",
         "max_connections: 5000 → 0",
     ]

@@ -24,6 +24,10 @@ def test_rules_are_added_listed_and_removed(typed, app_id, add):
         "replay": 10,
         "replay_seconds": 0,
         "client_events": False,
+        "max_rate": None,
+        "latest": False,
+        "join": "",
+        "by": "",
     }
     exception = add("--channel", "news-secret", "--keep", "0").stdout.split()[0]
     chat = add("--channel", "chat", "--keep", "5", "--seconds", "60", "--replay-seconds", "30", "--client-events")
@@ -33,6 +37,11 @@ def test_rules_are_added_listed_and_removed(typed, app_id, add):
         f"{chat.stdout.split()[0]}  chat  keep 5 for 60 s  replay the last 30 s  client events too",
     ]
     assert json.loads(typed("history", "rule", "list", app_id, "--json").stdout)[0] == made
+    text = add("--channel", "text", "--keep", "0", "--max-rate", "20", "--join", "delta", "--by", "id").stdout
+    assert text.endswith("  text  keep none  at most 20 a second, join delta by id\n")
+    assert "keep none  at most 5 a second, latest" in add("--prefix", "c-", "--max-rate", "5", "--latest").stdout
+    for line in typed("history", "rule", "list", app_id).stdout.splitlines()[-2:]:
+        typed("history", "rule", "remove", app_id, line.split()[0])
     assert typed("history", "rule", "remove", app_id, exception).stdout == f"{exception}  news-secret  keep none\n"
     assert len(typed("history", "rule", "list", app_id).stdout.splitlines()) == 2
 
@@ -53,6 +62,15 @@ def test_a_rule_for_every_channel(add):
         (("--channel", "a", "--keep", "0", "--replay", "1"), "with keep 0 nothing is stored"),
         ((*NEWS, "--replay", "1", "--replay-seconds", "1"), "not both"),
         ((*NEWS, "--replay", "1001"), "replay must be between 0 and 1000"),
+        (("--channel", "a"), "give --keep, how many messages are stored, or --max-rate"),
+        ((*NEWS, "--max-rate", "0", "--latest"), "max_rate must be between 1 and 1000 frames a second, not 0"),
+        ((*NEWS, "--max-rate", "0"), "max_rate must be between 1 and 1000 frames a second, not 0"),
+        ((*NEWS, "--max-rate", "5"), "give either latest or join"),
+        ((*NEWS, "--latest"), "give max_rate as well"),
+        ((*NEWS, "--max-rate", "5", "--latest", "--join", "delta"), "give either latest or join, not both"),
+        ((*NEWS, "--max-rate", "5", "--join", "a..b"), "'a..b' is no path"),
+        ((*NEWS, "--max-rate", "5", "--join", "a", "--by", "b."), "'b.' is no path"),
+        ((*NEWS, "--max-rate", "5", "--latest", "--by", "b"), "by belongs to join"),
         ((*NEWS, "--replay-seconds", "3601"), "replay_seconds must be between 0 and the rule's 3600 seconds"),
     ],
 )

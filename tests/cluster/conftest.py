@@ -138,6 +138,9 @@ class Sockets:
         join.owner.state = "refused"
         join.owner.reason = reason
 
+    def settings_changed(self, local_channel: LocalChannel) -> None:
+        pass
+
     def still_waiting(self, joins: Iterator[Join]) -> None:
         self.waiting = [str(join) for join in joins]
 

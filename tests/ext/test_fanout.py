@@ -743,3 +743,56 @@ def test_a_sink_that_is_lost_is_not_reported():
     flusher.flush()
     assert flusher.overruns == 1
     assert reported == []
+
+
+def test_a_sink_that_waits_until_it_is_drained_is_reported_when_nothing_is_unsent():
+    flusher = Flusher(lambda: None)
+    reported: list[Sink] = []
+    flusher.writable_below_bytes, flusher.on_writable = 100_000, reported.extend
+    sink, transport = tls_sink(flusher, room=0)
+    assert not sink.await_drained()
+    for _ in range(30):
+        sink.send(b"x" * 10_000)
+    assert sink.await_drained()
+    flusher.flush()
+    while sink.unsent_bytes:
+        assert reported == []
+        transport.writes.clear()
+        sink.resume_writing()
+        flusher.flush()
+    assert reported == [sink]
+    # The flusher refers to this list, and each sink to the flusher.
+    reported.clear()
+
+
+@pytest.mark.parametrize("full", [(), (0,), (4,), (1, 2), (0, 1, 2, 3, 4)])
+def test_sinks_whose_kernel_is_full_are_taken_out_of_an_audience(full):
+    flusher = Flusher(lambda: None)
+    audience = Audience(flusher)
+    sinks = [tls_sink(flusher)[0] for _ in range(5)]
+    for at, sink in enumerate(sinks):
+        audience.add(sink)
+        if at in full:
+            sink.pause_writing()
+    assert set(audience.take_paused(0, 2)) == {sinks[at] for at in full if at < 2}
+    taken = audience.take_paused(0, 100)
+    assert {sinks.index(sink) for sink in taken} == {at for at in full if at >= 2}
+    assert set(audience) == {sink for at, sink in enumerate(sinks) if at not in full}
+    assert audience.take_paused(7, 100) == []
+    audience.post(b"frame")
+    flusher.flush()
+    assert [sink.unsent_bytes for sink in sinks] == [0] * 5
+
+
+def test_none_is_taken_while_a_post_is_under_way():
+    flusher = Flusher(lambda: None)
+    flusher.post_at_once, flusher.post_part = 2, 1
+    audience = Audience(flusher)
+    sinks = [tls_sink(flusher)[0] for _ in range(3)]
+    for sink in sinks:
+        audience.add(sink)
+        sink.pause_writing()
+    audience.post(b"frame")
+    assert audience.take_paused(0, 3) == []
+    audience.finish_posts()
+    assert len(audience.take_paused(0, 3)) == 3

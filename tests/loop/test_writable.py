@@ -82,3 +82,23 @@ async def test_an_error_in_one_caller_does_not_lose_the_others(bench, wait_until
     worker.hub.writable_signal.wait(connection, lambda: calls.append(1))
     await wait_until(lambda: calls == [1])
     assert worker.statistics.loop_exceptions_total == 1
+
+
+async def test_both_signals_of_one_connection_come_each_at_its_time(bench, wait_until):
+    worker = await bench.start()
+    client, connection, sent = await stalled(bench, worker)
+    seen: list[tuple[str, int]] = []
+    signal = worker.hub.writable_signal
+    signal.wait_drained(connection, lambda: seen.append(("drained", connection.unsent_bytes)))
+    signal.wait(connection, lambda: seen.append(("writable", connection.unsent_bytes)))
+    signal.wait_drained(connection, lambda: seen.append(("drained", connection.unsent_bytes)))
+    client.socket.transport.resume_reading()
+    for _ in range(sent):
+        await asyncio.wait_for(client.socket.recv(), 60)
+    await wait_until(lambda: len(seen) == 3)
+    assert sorted(name for name, _ in seen) == ["drained", "drained", "writable"]
+    assert {left for name, left in seen if name == "drained"} == {0}
+    assert not signal._waiting
+    assert not signal._draining
+    signal.wait_drained(connection, lambda: seen.append(("again", 0)))
+    await wait_until(lambda: seen[-1] == ("again", 0))

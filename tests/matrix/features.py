@@ -1006,6 +1006,79 @@ async def _(cell: Cell) -> None:
     await hears(client, channel, range(5, 6))
 
 
+growing = row("growing-text", "A text that grows: pieces are joined, and a later subscriber gets it as one event")
+newest = row("newest-value", "Values in quick succession: the newest at most so often, and always the last")
+
+
+def shown(pieces: list[Any]) -> str:
+    """What a page shows that appends each piece."""
+    return "".join(piece["delta"] for piece in pieces)
+
+
+async def shows(client: Client, channel: str, text: str) -> list[Any]:
+    """The pieces of which the client has put the text together."""
+    async with asyncio.timeout(60):
+        while shown(pieces := client.heard_so_far(channel, "text_delta")) != text:
+            await asyncio.sleep(0.01)
+    return pieces
+
+
+def piece(number: int) -> dict[str, str]:
+    return {"message_id": "m", "delta": f"{number} ü\n"}
+
+
+@growing.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    channel, api, text = cell.named("growing-"), await cell.api(cell.app("keeps")), ""
+    early, late = await cell.connect(cell.app("keeps")), await cell.connect(cell.app("keeps"))
+    await early.subscribe(channel, "text_delta", "text_end")
+    for number in range(200):
+        await api.publish(channel, "text_delta", json.dumps(piece(number)))
+        text += piece(number)["delta"]
+        if number == 150:
+            await late.subscribe(channel, "text_delta", "text_end")
+    await api.publish(channel, "text_end", '{"message_id":"m"}')
+    for client in (early, late):
+        await client.heard(channel, "text_end")
+        assert len(await shows(client, channel, text)) < 200
+    later = await cell.connect(cell.app("keeps"))
+    await later.subscribe(channel, "text_delta", "text_end")
+    await later.heard(channel, "text_end")
+    assert later.heard_so_far(channel, "text_delta") == [{"message_id": "m", "delta": text}]
+
+
+@growing.by(*ALL_BACKENDS)
+async def _(cell: Cell) -> None:
+    socket, channel, backend = (
+        await cell.socket(cell.app("keeps")),
+        cell.named("growing-"),
+        cell.backend(cell.app("keeps")),
+    )
+    await socket.subscribe(channel)
+    for number in range(50):
+        await backend.trigger(channel, "text_delta", piece(number))
+    await backend.trigger(channel, "text_end", {})
+    await socket.next("text_end")
+    received = [data_of(frame) for frame in socket.all("text_delta")]
+    assert shown(received) == "".join(piece(number)["delta"] for number in range(50))
+
+
+newest.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@newest.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    channel = cell.named("newest-")
+    client = await cell.connect(cell.app("keeps"))
+    await client.subscribe(channel, "news", "end")
+    await publishes(cell, channel, range(100))
+    async with asyncio.timeout(60):
+        while {"n": 99} not in client.heard_so_far(channel, "news"):
+            await asyncio.sleep(0.01)
+    received = [data["n"] for data in client.heard_so_far(channel, "news")]
+    assert received == sorted(set(received))
+
+
 resumed = row("history-resumed", "History: a user whose connection broke gets the missed messages")
 resumed.without(*ALL_BACKENDS, why=SENDS_ONLY)
 resumed.without(PYSHER, why="doesn't subscribe again after a reconnect")

@@ -56,13 +56,16 @@ APPS = {
 }
 
 
-# History rules of the app "keeps": the prefixes of channels, and what is replayed to subscribers.
-KEEPS = {
-    "replayed-": ("--replay", "3"),
-    "presence-replayed-": ("--replay-seconds", "600"),
-    "asked-": (),
-    "private-resumed-": (),
-    "presence-resumed-": (),
+# History rules of the app "keeps": the prefixes of channels, what is replayed to subscribers, and how often they get
+# events.
+KEEPS: dict[str, dict[str, int | str | bool]] = {
+    "replayed-": {"replay": 3},
+    "presence-replayed-": {"replay_seconds": 600},
+    "asked-": {},
+    "private-resumed-": {},
+    "presence-resumed-": {},
+    "growing-": {"keep": 300, "replay": 9, "max_rate": 2, "join": "delta", "by": "message_id"},
+    "newest-": {"max_rate": 2, "latest": True},
 }
 
 
@@ -180,8 +183,10 @@ async def _make_apps(world: World) -> None:
             values = {"allowed_origins": world.site_url.partition("://")[2] + f",127.0.0.1:{server.port}"}
         if values:
             await world.command("app", "set", str(made["id"]), *(f"{key}={value}" for key, value in values.items()))
-    for prefix, replay in KEEPS.items():
-        rule = ("--prefix", prefix, "--keep", "100", "--seconds", "3600", *replay)
+    for prefix, fields in KEEPS.items():
+        rule = ["--prefix", prefix]
+        for name, value in {"keep": 100, "seconds": 3600, **fields}.items():
+            rule += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         await world.command("history", "rule", "add", world.apps["keeps"].app_id, *rule)
     token = await world.command("token", "create", server.app_id, "--name", "page", "--scope", "auth")
     world.page_token = token["token"]

@@ -70,12 +70,8 @@ async def running_fake_world() -> AsyncIterator[FakeWorld]:
             apps[name] = App(fake.port, 0, fake.app_id, fake.app_key, fake.app_secret)
         assert plain is not None
         keeps = fakes[apps["keeps"].app_id]
-        for prefix, replay in KEEPS.items():
-            more = {
-                option[2:].replace("-", "_"): int(value)
-                for option, value in zip(replay[::2], replay[1::2], strict=True)
-            }
-            keeps.keep_history(prefix, keep=100, seconds=3600, **more)
+        for prefix, fields in KEEPS.items():
+            keeps.keep_history(prefix, **cast(Any, {"keep": 100, "seconds": 3600, **fields}))
         plain.add_token("page-token", ["auth"])
         async with Node(cast(Any, plain)) as node:
             world = FakeWorld(cast(Any, plain), apps, node, "", Path("/nowhere"), page_token="page-token")

@@ -1,9 +1,13 @@
 from redpoll.protocol.presence import Member
 from redpoll.testing.channel import Channel
+from redpoll.testing.clock import Clock
+from redpoll.testing.loop_thread import LoopThread
+
+CLOCK = Clock(LoopThread())
 
 
 def test_a_count_is_announced_once_and_after_its_time():
-    channel = Channel("news")
+    channel = Channel("news", CLOCK)
     assert channel.count_due_s(0.0) is None
     channel.subscribers["a"] = False
     assert channel.count_due_s(0.0) == 0.0
@@ -18,7 +22,7 @@ def test_a_count_is_announced_once_and_after_its_time():
 
 
 def test_a_member_is_there_from_the_first_connection_to_the_last():
-    channel, anna = Channel("presence-a"), Member("anna", b'{"n":1}')
+    channel, anna = Channel("presence-a", CLOCK), Member("anna", b'{"n":1}')
     assert channel.member_joined(anna)
     assert not channel.member_joined(Member("anna", b""))
     assert channel.has_room(anna, 1)
@@ -26,4 +30,4 @@ def test_a_member_is_there_from_the_first_connection_to_the_last():
     assert not channel.member_left("anna")
     assert channel.presence() == b'{"presence":{"count":1,"ids":["anna"],"hash":{"anna":{"n":1}}}}'
     assert channel.member_left("anna")
-    assert Channel("news").presence() is None
+    assert Channel("news", CLOCK).presence() is None

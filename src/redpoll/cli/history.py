@@ -23,9 +23,9 @@ def history() -> None:
 
 @history.group()
 def rule() -> None:
-    """Manage history rules: which channels store messages, how many and for how long.
+    """Manage history rules: which channels store messages, how many and for how long, and how often they send.
 
-    Channels that no rule matches store nothing.
+    Channels that no rule matches store nothing, and send each event at once.
 
     \b
     Examples:
@@ -43,6 +43,10 @@ def _print_rule(rule: dict[str, Any]) -> None:
         words.append(f"replay the last {rule['replay_seconds']} s")
     if rule["client_events"]:
         words.append("client events too")
+    if rule["max_rate"]:
+        what = f"join {rule['join']}" if rule["join"] else "latest"
+        by = f" by {rule['by']}" if rule["by"] else ""
+        words.append(f"at most {rule['max_rate']} a second, {what}{by}")
     click.echo("  ".join(words))
 
 
@@ -55,13 +59,19 @@ def _print_rules(rules: list[dict[str, Any]]) -> None:
 @click.argument("app_id", required=False)
 @click.option("--prefix", metavar="P", help="Channels whose names begin with P; '' for all.")
 @click.option("--channel", metavar="NAME", help="This channel only. An exact name beats prefixes.")
-@click.option("--keep", type=int, required=True, metavar="N", help="Messages stored per channel. 0: none.")
+@click.option("--keep", type=int, metavar="N", help="Messages stored per channel. 0: none.")
 @click.option("--seconds", type=int, default=0, metavar="S", help="How long a message is stored.")
 @click.option("--replay", type=int, default=0, metavar="N", help="Send each new subscriber the last N messages.")
 @click.option("--replay-seconds", type=int, default=0, metavar="T", help="Or the messages of the last T seconds.")
 @click.option("--client-events", is_flag=True, help="Store client events too.")
+@click.option("--max-rate", type=int, metavar="N", help="Frames a second that a subscriber gets of a channel.")
+@click.option("--latest", is_flag=True, help="Beyond it, only the newest event of each name.")
+@click.option("--join", default="", metavar="PATH", help="Beyond it, the texts at PATH in the data are joined.")
+@click.option("--by", default="", metavar="PATH", help="Only texts with the same value here are joined.")
 @executes("history rule add", _print_rule)
-def rule_add(app_id: str, prefix: str | None, channel: str | None, **numbers: Any) -> dict[str, Any]:
+def rule_add(
+    app_id: str, prefix: str | None, channel: str | None, keep: int | None, max_rate: int | None, **others: Any
+) -> dict[str, Any]:
     """Add a rule. It applies at once, in every process, to messages published from then on.
 
     When several prefixes match a channel, the longest one decides.
@@ -70,13 +80,18 @@ def rule_add(app_id: str, prefix: str | None, channel: str | None, **numbers: An
     Examples:
       redpoll history rule add 1234567 --prefix news- --keep 1000 --seconds 3600 --replay 10
       redpoll history rule add 1234567 --channel news-secret --keep 0
+      redpoll history rule add 1234567 --prefix cursors- --max-rate 20 --latest
+      redpoll history rule add 1234567 --prefix private-chat- --keep 5000 --seconds 3600 --replay 50 \\
+        --max-rate 20 --join delta --by message_id
     """
     from redpoll.protocol.apps import HistoryRule, history_fault
 
     name = prefix if prefix is not None else channel
     if name is None or (prefix is not None and channel is not None):
         refuse(["give either --prefix or --channel"])
-    fields = {"name": name, "prefix": prefix is not None, **numbers}
+    if keep is None and max_rate is None:
+        refuse(["give --keep, how many messages are stored, or --max-rate"])
+    fields = {"name": name, "prefix": prefix is not None, "keep": keep or 0, "max_rate": max_rate, **others}
     fault = history_fault(HistoryRule(id="000000", **fields))
     if fault is not None:
         refuse([fault])

@@ -155,6 +155,12 @@ class History:
         args = (_clamped(since), "+", min(count, MAX_PAGE_ROWS), MAX_PAGE_BYTES, "first")
         self._run(HISTORY, names, args, partial(self._paged, done))
 
+    def page_before(self, app_id: str, channel: str, before: int | None, done: Done) -> None:
+        """As `page`: the newest messages before the offset `before`, or the newest of all."""
+        high = self._upper(before, None)
+        args = (0, high, MAX_PAGE_ROWS, MAX_PAGE_BYTES, "last")
+        self._run(HISTORY, self._names(app_id, channel), args, partial(self._paged, done))
+
     def locate(
         self, app_id: str, channel: str, done: Done, *, count: int = 0, seconds: float = 0, after_ms: float = 0
     ) -> None:

@@ -287,6 +287,10 @@ _LISTS: Final[dict[str, dict[str, type]]] = {
         "replay": int,
         "replay_seconds": int,
         "client_events": bool,
+        "max_rate": int,
+        "latest": bool,
+        "join": str,
+        "by": str,
     },
     "webhooks": {"url": str, "events": list, "format": str, "channels": list, "secret": str, "enabled": bool},
     "tokens": {"name": str, "scopes": list, "expires": str},
@@ -383,7 +387,7 @@ class _Checker:
         for value, where in _each(values, path):
             row = self._table(value, _LISTS[name], where)
             for needed in _REQUIRED[name]:
-                if isinstance(value, dict) and needed not in value:
+                if isinstance(value, dict) and needed not in value and not (needed == "keep" and "max_rate" in value):
                     self._fault(where, f"needs {needed}")
                 row.setdefault(needed, [] if _LISTS[name][needed] is list else "")
             for field in ("events", "channels", "scopes"):

@@ -28,6 +28,7 @@ class WritableSignal:
         # Late: the flusher of a worker is made before all that needs it.
         flusher.on_writable = self._now_writable
         self._waiting: dict[Sink, list[Callable[[], None]]] = {}
+        self._draining: dict[Sink, list[Callable[[], None]]] = {}
 
     def wait(self, connection: Sink, then: Callable[[], None]) -> None:
         """Call `then` once when `connection` has less than WRITABLE_BELOW_BYTES unsent, never from within this call.
@@ -38,9 +39,17 @@ class WritableSignal:
         if not connection.await_writable():
             asyncio.get_running_loop().call_soon(self._now_writable, (connection,))
 
+    def wait_drained(self, connection: Sink, then: Callable[[], None]) -> None:
+        """As `wait`, when nothing is unsent."""
+        self._draining.setdefault(connection, []).append(then)
+        # The fan-out reports a connection for one thing at a time: this one comes after the other.
+        if connection not in self._waiting and not connection.await_drained():
+            asyncio.get_running_loop().call_soon(self._now_writable, (connection,))
+
     def closed(self, connection: Sink) -> None:
         """Forget the callbacks for this connection."""
         self._waiting.pop(connection, None)
+        self._draining.pop(connection, None)
 
     def _now_writable(self, connections: Iterable[Sink]) -> None:
         loop = asyncio.get_running_loop()
@@ -48,3 +57,6 @@ class WritableSignal:
             for then in self._waiting.pop(connection, ()):
                 # Each on its own: an error in one must not lose the others' signal.
                 loop.call_soon(then)
+            if connection in self._draining and not connection.await_drained():
+                for then in self._draining.pop(connection):
+                    loop.call_soon(then)

@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, needs_auth, valid_name
+from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, is_encrypted, needs_auth, valid_name
 from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
+from redpoll.protocol.joining import MAX_RATE, Pace, path_of
 
 __all__ = [
     "DAILY_LIMITS",
@@ -48,6 +49,8 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `id` is 6 hex digits. `name` is a channel's name, or with `prefix` the beginning of names ("": every channel).
     `keep` is messages per channel, stored for `seconds`; 0 makes the rule an exception to a wider one.
     New subscribers get the last `replay` messages, or those of the last `replay_seconds`.
+    With `max_rate` each subscriber gets at most so many frames a second of a channel (`protocol/joining.py`): the
+    `latest` event of each name, or those whose strings at the path `join` are joined, of one value at the path `by`.
     `era` is set by `with_eras`: histories of two eras have different epochs.
     """
 
@@ -59,6 +62,10 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     replay: int = 0
     replay_seconds: int = 0
     client_events: bool = False
+    max_rate: int | None = None
+    latest: bool = False
+    join: str = ""
+    by: str = ""
     era: str = ""
 
 
@@ -128,8 +135,12 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return has_place(channel, occupied, self.max_occupied_channels)
 
     def history_rule(self, channel: str) -> HistoryRule | None:
-        """The rule for `channel`, or None if its messages aren't stored. The channel's own rule wins, then the longest
-        prefix. Called for each published event."""
+        """The rule for `channel`, or None if its messages aren't stored. Called for each published event."""
+        rule = self.rule(channel)
+        return rule if rule is not None and rule.keep else None
+
+    def rule(self, channel: str) -> HistoryRule | None:
+        """The rule for `channel`, which may store nothing. The channel's own rule wins, then the longest prefix."""
         if not self.history:
             return None
         found = None
@@ -141,9 +152,16 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             elif channel.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
                 found = rule
         # Events for one user, and the console's, must not be in a history that others can read.
-        if found is None or not found.keep or channel.startswith((SERVER_TO_USER, OWN_PREFIX)):
+        return None if found is None or channel.startswith((SERVER_TO_USER, OWN_PREFIX)) else found
+
+    def pace(self, channel: str) -> Pace | None:
+        """How often the subscribers of `channel` get events; None: at once, each of them."""
+        rule = self.rule(channel)
+        if rule is None or rule.max_rate is None:
             return None
-        return found
+        join = path_of(rule.join) if rule.join else ()
+        by = path_of(rule.by) if rule.by else ()
+        return Pace(rule.max_rate, join, by, self.max_data_bytes, bool(join) and is_encrypted(channel))
 
 
 def has_place(channel: str, occupied: int, limit: int) -> bool:
@@ -176,6 +194,9 @@ def history_fault(rule: HistoryRule) -> str | None:
         return f"{rule.name!r} can't be the {'beginning of a channel name' if rule.prefix else 'name of a channel'}"
     if rule.name.startswith(OWN_PREFIX):
         return f"channels that begin with {OWN_PREFIX!r} are reserved for the server and have no history"
+    rate_fault = _rate_fault(rule)
+    if rate_fault is not None:
+        return rate_fault
     if not 0 <= rule.keep <= MAX_STORED_MESSAGES:
         return f"keep must be between 0 and {MAX_STORED_MESSAGES} messages, not {rule.keep}"
     if rule.keep == 0:
@@ -191,6 +212,27 @@ def history_fault(rule: HistoryRule) -> str | None:
         return f"replay must be between 0 and {max_replay} messages, not {rule.replay}"
     if not 0 <= rule.replay_seconds <= rule.seconds:
         return f"replay_seconds must be between 0 and the rule's {rule.seconds} seconds, not {rule.replay_seconds}"
+    return None
+
+
+def _rate_fault(rule: HistoryRule) -> str | None:
+    if rule.max_rate is None:
+        if rule.latest or rule.join or rule.by:
+            return "latest, join and by say what becomes of events beyond max_rate: give max_rate as well"
+        return None
+    if not 1 <= rule.max_rate <= MAX_RATE:
+        return f"max_rate must be between 1 and {MAX_RATE} frames a second, not {rule.max_rate}"
+    if rule.latest == bool(rule.join):
+        both = "not both" if rule.latest else "which says what becomes of events beyond max_rate"
+        return f"give either latest or join, {both}"
+    if rule.by and not rule.join:
+        return "by belongs to join: it says which texts are one"
+    try:
+        paths = [path_of(path) for path in (rule.join, rule.by) if path]
+    except ValueError as error:
+        return str(error)
+    if len(paths) == 2 and paths[0] == paths[1]:
+        return "join and by must be two paths: the text, and what all its parts have in common"
     return None
 
 

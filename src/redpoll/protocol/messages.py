@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from redpoll.protocol import channels
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import SETTINGS, App
 from redpoll.protocol.auth import AUTH_NAMES, Params
 from redpoll.protocol.channels import Kind
 from redpoll.protocol.errors import ApiError, ClientError, fault_of
@@ -324,7 +324,8 @@ def _refused_event(refusal: int, source: Trigger | Item, app: App) -> ApiError:
             return ApiError(
                 "payload_too_large",
                 f"The data content of this event exceeds the allowed maximum ({app.max_data_bytes} bytes): "
-                f"it has {len((source.data or '').encode())} bytes",
+                f"it has {len((source.data or '').encode())} bytes. The operator can raise the limit to "
+                f"{SETTINGS['max_data_bytes'].maximum}: redpoll app set {app.id} max_data_bytes=N",
             )
     return ApiError("invalid_socket_id", f"socket_id {_quoted(source.socket_id or '')} is not like 123.456")
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from redpoll.protocol import frames
 from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.presence import Member, Roster
+from redpoll.testing.rates import Rates
 
 if TYPE_CHECKING:
+    from redpoll.protocol.joining import Pace, Part
     from redpoll.protocol.session import Session
-    from redpoll.testing.clock import Timer
+    from redpoll.testing.clock import Clock, Timer
 
 __all__ = ["Channel", "Client"]
 
@@ -34,11 +36,12 @@ class Channel:
     """`subscribers` maps connections to whether they get offsets. `roster` has the members of a presence channel, and
     None is on others."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
         self.kind = kind_of(name)
         self.subscribers: dict[Any, bool] = {}
         self.roster = Roster() if self.kind is Kind.PRESENCE else None
+        self.rates = Rates(name, clock)
         # Connections by member.
         self._held: dict[str, int] = {}
         self._announced: tuple[int, float] | None = None
@@ -83,6 +86,13 @@ class Channel:
         for client, recovers in list(self.subscribers.items()):
             if client.session.socket_id != skip:
                 client.send(numbered if recovers else plain)
+
+    def post_paced(self, pace: Pace, part: Part) -> None:
+        """An event of a channel with a rate."""
+        for client, recovers in list(self.subscribers.items()):
+            high, _, low = client.session.socket_id.partition(".")
+            if part.skip != (int(high), int(low)):
+                self.rates.event(client, pace, part, recovers)
 
     # -- counts
 

@@ -169,7 +169,7 @@ class FakeServer(Expectations):
     ) -> None:
         """Adds a history rule, or replaces the one of this name, as `redpoll history rule add` does.
 
-        `more` is `replay`, `replay_seconds` or `client_events`. Raises ValueError.
+        `more` is `replay`, `replay_seconds`, `client_events`, `max_rate`, `latest`, `join` or `by`. Raises ValueError.
         """
         before = self.app.history
         others = [rule for rule in before if (rule.name, rule.prefix) != (name, prefix)]

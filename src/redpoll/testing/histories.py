@@ -143,12 +143,14 @@ class Histories:
         epoch, top = (history.epoch, history.top) if history is not None else ("", 0)
         check_position(epoch, top, position.epoch or "", position.offset)
 
+    def stored(self, app: App, channel: str) -> list[Stored]:
+        """All messages that haven't expired."""
+        history, rule = self.find(app, channel), app.history_rule(channel)
+        return [] if history is None or rule is None else self._fresh(history, rule)
+
     def last(self, app: App, channel: str, count: int, seconds: int) -> list[Stored]:
         """The last `count` messages, or those of the last `seconds`."""
-        history, rule = self.find(app, channel), app.history_rule(channel)
-        if history is None or rule is None:
-            return []
-        rows = self._fresh(history, rule)
+        rows = self.stored(app, channel)
         if count:
             return rows[-count:]
         since = self._now_us() - seconds * 1_000_000

@@ -32,6 +32,7 @@ from redpoll.testing.channel import Channel, Client
 from redpoll.testing.clock import Clock, Timer
 from redpoll.testing.histories import Histories, Stored
 from redpoll.testing.online import Group, SignedInUsers
+from redpoll.testing.rates import joined_frames, last_joined, part_of
 from redpoll.testing.recorder import Published, Recorder
 from redpoll.testing.webhooks import Webhooks
 from redpoll.worker.hub.watchlists import Watchlists
@@ -111,6 +112,9 @@ class Hub:
         space = self.spaces[app.id]
         before = space.app
         space.current.record = app
+        if app.history != before.history or app.max_data_bytes != before.max_data_bytes:
+            for channel in space.channels.values():
+                channel.rates.end()
         if not app.enabled:
             for client in list(space.clients.values()):
                 client.shut(Code.APP_DISABLED, CLOSE_TEXTS[Code.APP_DISABLED])
@@ -191,7 +195,7 @@ class Hub:
             self.perform(client, client.session.refused(name, reason, self._clock.now()))
             return
         if channel is None:
-            channel = space.channels[name] = Channel(name)
+            channel = space.channels[name] = Channel(name, self._clock)
             if is_listed:
                 self._webhooks.occupied(app, name, 1)
         if member is not None and channel.member_joined(member):
@@ -227,7 +231,11 @@ class Hub:
             parts.append(event)
         if self._counts(app, channel):
             parts.append(frames.subscription_count(name, len(channel.subscribers)))
-        for row in start.replayed:
+        pace = app.pace(name)
+        if pace is not None:
+            socket_id, recovers = client.session.socket_id, channel.subscribers[client]
+            parts += joined_frames(name, pace, start.replayed, socket_id, recovers)
+        for row in start.replayed if pace is None else ():
             if row.skip != client.session.socket_id:
                 number = row.offset if channel.subscribers[client] else None
                 parts.append(frames.event(name, row.event, row.data, row.user_id, number))
@@ -253,7 +261,11 @@ class Hub:
         if history is None or rule is None:
             return _Start(replays=wants)
         count, seconds = (rule.replay, rule.replay_seconds) if rewind is None else (rewind.count, rewind.seconds)
-        replayed = histories.last(app, name, count, seconds)
+        pace = app.pace(name)
+        if count and pace is not None:
+            replayed = last_joined(pace, histories.stored(app, name), count, join.recovers)
+        else:
+            replayed = histories.last(app, name, count, seconds)
         replays = wants or bool(rule.replay or rule.replay_seconds)
         if not join.recovers:
             return _Start(replayed, replays=replays)
@@ -268,6 +280,7 @@ class Hub:
         if channel is None or client not in channel.subscribers:
             return
         del channel.subscribers[client]
+        channel.rates.forget(client)
         if user_id is not None and channel.member_left(user_id):
             channel.post(frames.member_removed(name, user_id))
             self._webhooks.member_removed(app, name, user_id)
@@ -282,6 +295,8 @@ class Hub:
         channel = space.channels.get(effect.channel)
         if channel is None or client not in channel.subscribers:
             return
+        if channel.subscribers[client]:
+            channel.rates.flush(client)
         history = space.histories.find(space.app, channel.name) if channel.subscribers[client] else None
         client.send(
             frames.subscription_succeeded(
@@ -354,8 +369,12 @@ class Hub:
     def _deliver(self, space: Space, name: str, event: str, data: str, user_id: str | None, skip: str | None) -> None:
         stored = space.histories.store(space.app, name, event, data, user_id, skip)
         channel = space.channels.get(name)
-        if channel is not None:
-            channel.post_event(event, data, user_id, skip, stored.offset if stored is not None else None)
+        pace = space.app.pace(name)
+        offset = stored.offset if stored is not None else None
+        if channel is not None and pace is not None:
+            channel.post_paced(pace, part_of(pace, event, data, user_id, skip, offset or 0))
+        elif channel is not None:
+            channel.post_event(event, data, user_id, skip, offset)
 
     def _cached(self, space: Space, channel: str) -> _Cached | None:
         cached = space.cache.get(channel)
@@ -376,7 +395,8 @@ class Hub:
             return ""
         channel = space.channels.get(name)
         for client, recovers in list(channel.subscribers.items()) if channel is not None else ():
-            if recovers:
+            if recovers and channel is not None:
+                channel.rates.flush(client)
                 client.send(frames.position(name, history.epoch, history.top, False))
         return history.epoch
 

@@ -97,6 +97,8 @@ class Statistics:
                 **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
                 "rewinds_total": gate.hub.replayer.begun,
                 "replayed_total": gate.hub.replayer.replayed,
+                "join_passed_total": gate.hub.pacing.passed,
+                "paced_lagging_total": gate.hub.pacing.lagged,
                 "history_pages_total": gate.hub.history_requests.answered,
                 "catchups_total": registry.catchups,
                 "history_lost_total": registry.histories_lost,

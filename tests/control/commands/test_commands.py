@@ -112,9 +112,8 @@ async def test_history_rules_are_created_listed_and_removed(records, served):
     fields = {"app": app, "name": "news-", "prefix": True, "keep": 100, "seconds": 60, "replay": 10}
     made = await served("history rule add", fields)
     assert list(made) == [name for name in HistoryRule.__struct_fields__ if name != "era"]
-    assert made == {"id": made["id"], "replay_seconds": 0, "client_events": False} | {
-        name: value for name, value in fields.items() if name != "app"
-    }
+    unset = {"replay_seconds": 0, "client_events": False, "max_rate": None, "latest": False, "join": "", "by": ""}
+    assert made == {"id": made["id"]} | unset | {name: value for name, value in fields.items() if name != "app"}
     assert await served("history rule list", {"app": app}) == [made]
     assert records.apps[app].history_rule("news-1").id == made["id"]
     with pytest.raises(CommandError, match=f"already has the rule {made['id']} for channels that begin with 'news-'"):

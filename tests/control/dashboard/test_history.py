@@ -45,9 +45,29 @@ async def test_replay_is_a_number_or_a_period(plane, browser):
     assert rules == [(5, 0, 100), (0, 60, 100), (0, 0, 0)]
 
 
+async def test_a_rule_may_have_a_rate(plane, browser):
+    paths = {"join": "delta", "by": "message_id"}
+    await browser.post("/dashboard/apps/3/history", **PREFIX, rate="join", max_rate="20", **paths)
+    newest = {**PREFIX, "name": "b-", "keep": "0"}
+    # The fields of a choice that wasn't made are left out.
+    await browser.post("/dashboard/apps/3/history", **newest, rate="latest", max_rate="5", **paths)
+    await browser.post("/dashboard/apps/3/history", **{**PREFIX, "name": "c-"}, rate="none", max_rate="5", **paths)
+    rules = [(rule.max_rate, rule.latest, rule.join, rule.by) for rule in plane.records.apps["3"].history]
+    assert rules == [(20, False, "delta", "message_id"), (5, True, "", ""), (None, False, "", "")]
+    page = (await browser.get("/dashboard/apps/3/history")).body.decode()
+    assert "20 a second, <code>delta</code> joined by <code>message_id</code>" in page
+    assert "5 a second, the latest" in page
+    assert "every event" in page
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
+        ({"rate": "latest"}, "max_rate"),
+        ({"rate": "latest", "max_rate": "0"}, "max_rate"),
+        ({"rate": "join", "max_rate": "5"}, "join"),
+        ({"rate": "join", "max_rate": "5", "join": "a..b"}, "join"),
+        ({"rate": "often"}, "rate"),
         ({"name": "<script>"}, "name"),
         ({"keep": "10001"}, "keep"),
         ({"keep": ""}, "keep"),

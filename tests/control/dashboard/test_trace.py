@@ -93,6 +93,13 @@ async def test_text_from_callers_is_escaped(plane, browser):
         ("received", {"worker": "r.1.0"}, "Received by a worker", "ok"),
         ("written", {"worker": "r.1.0", "channel": "room", "sockets": 1}, "Written to 1 connection", "ok"),
         ("written", {"worker": "r.1.0", "channel": "room", "sockets": 0}, "Written to 0 connections", ""),
+        (
+            "written",
+            {"worker": "r.1.0", "channel": "room", "sockets": 2, "frame": "r.1.0.9", "parts": 50},
+            "Written to 2 connections",
+            "ok",
+        ),
+        ("replaced", {"worker": "r.1.0", "channel": "room", "frame": "r.1.0.9"}, "Replaced by a newer event", ""),
         ("dropped", {"worker": "r.1.0", "channel": "room", "socket_id": "1.2"}, "Not delivered to 1.2", "bad"),
         ("webhook", {"event": "client_event", "delivery": "d"}, "Webhook", "ok"),
         ("of a later version", {}, "of a later version", ""),
@@ -101,6 +108,12 @@ async def test_text_from_callers_is_escaped(plane, browser):
 def test_each_stage_has_a_title(stage, detail, title, kind):
     (step,) = steps_of(CALL, [span(stage, 12, **detail)])
     assert (step.title, step.kind, step.after_us) == (title, kind, 12_000)
+
+
+def test_a_stage_names_the_frame_into_which_the_event_was_joined():
+    joined = {"worker": "r.1.0", "channel": "room", "sockets": 2, "frame": "r.1.0.9", "parts": 50}
+    (step,) = steps_of(CALL, [span("written", 1, **joined)])
+    assert step.detail == "room, worker r.1.0; joined with 49 others into frame r.1.0.9"
 
 
 def test_slow_worker_clock_makes_no_negative_time():

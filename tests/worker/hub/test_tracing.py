@@ -2,6 +2,7 @@
 
 from redpoll._fanout import Audience, Flusher, Sink
 from redpoll.cluster.traces import Span, Triggered
+from redpoll.protocol.joining import Joiner, Pace, Part
 from redpoll.worker.hub.tracing import Tracing
 
 TRACE = "a" * 32
@@ -85,3 +86,27 @@ def test_client_events_beyond_the_rate_have_a_row_but_no_spans():
     assert [span.stage for span in recorder.spans] == ["accepted"] * 2
     tracing.flush()
     assert tracing.sample()
+
+
+def test_each_part_of_a_joined_frame_names_it_and_so_does_what_was_replaced():
+    tracing, recorder, audience, _ = made()
+    pace = Pace(5, join=("t",))
+    joiner = Joiner(pace)
+    for at in range(3):
+        joiner.add(Part(pace, b"e", b'{"t":"x"}', trace=b"%d" % at))
+    (joined,) = joiner.take()
+    tracing.joined(joined, "1", "room", audience, 7)
+    frame = {"worker": "r.1.0", "channel": "room", "sockets": 7, "frame": "r.1.0.1", "parts": 3, "waited_us": 0}
+    assert [(span.trace_id, span.stage, span.detail) for span in recorder.spans] == [
+        (str(at), "written", frame) for at in range(3)
+    ]
+    del recorder.spans[:]
+    newest = Joiner(Pace(5))
+    for at in range(2):
+        newest.add(Part(Pace(5), b"e", b"", trace=b"%d" % at))
+    (joined,) = newest.take()
+    tracing.joined(joined, "1", "room", audience, 7)
+    assert [(span.trace_id, span.stage, span.detail.get("frame")) for span in recorder.spans] == [
+        ("1", "written", None),
+        ("0", "replaced", "r.1.0.2"),
+    ]

@@ -6,13 +6,21 @@ from redpoll.cluster.directory import Directory
 from redpoll.cluster.membership.counts import Counts
 from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.membership_events import MembershipEvents, report
 from redpoll.loop.slices import Cursor, Slices
 from redpoll.protocol.apps import App
 
 __all__ = ["Following"]
 
 # The parts of a record that channels follow. Other parts change often (console_until).
-_FOLLOWED: Final = ("history", "hooks", "max_history_channels", "max_presence_members", "subscription_count")
+_FOLLOWED: Final = (
+    "history",
+    "hooks",
+    "max_data_bytes",
+    "max_history_channels",
+    "max_presence_members",
+    "subscription_count",
+)
 # Channels that follow a changed record in one step.
 _MAX_FOLLOWING: Final = 100
 
@@ -20,11 +28,12 @@ _MAX_FOLLOWING: Final = 100
 class Following:
     """Channels that are opened meanwhile follow the new record at their first join."""
 
-    def __init__(self, channels: LocalChannels, counts: Counts, directory: Directory) -> None:
+    def __init__(self, channels: LocalChannels, counts: Counts, directory: Directory, events: MembershipEvents) -> None:
         self.slices = Slices(self._step)
         self._channels = channels
         self._counts = counts
         self._directory = directory
+        self._events = events
         # By app: the channels that are yet to follow its changed record.
         self._walks: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
 
@@ -58,6 +67,7 @@ class Following:
                     self._counts.make_due(local_channel)
                 elif local_channel.needs_position:
                     self._channels.mark_dirty(local_channel)
+                report(self._events.settings_changed, local_channel)
         if cursor.done:
             del self._walks[app_id]
         return bool(self._walks)

@@ -28,6 +28,9 @@ class MembershipEvents(Protocol):
     def opened(self, local_channel: LocalChannel) -> None:
         """A channel is held from now on. Set `local_channel.audience` here."""
 
+    def settings_changed(self, local_channel: LocalChannel) -> None:
+        """The app's record changed, and `local_channel.settings` are those of the new one."""
+
     def joined(self, local_channel: LocalChannel, joins: list[Join], cached: bytes | None, total: int | None) -> None:
         """Attach these sockets and send them success, with `local_channel.roster` as it is now. Member and count frames
         of the same reply come before this call; they are for sockets attached earlier.

@@ -113,7 +113,7 @@ class Registry:
         self._by_topic = channels.by_topic
         incarnation = self.incarnation = Incarnation(link, keys, run, k, directory, timings, self._fence)
         counts = self._counts = Counts(channels, events)
-        self.following = Following(channels, counts, directory)
+        self.following = Following(channels, counts, directory, events)
         catchup = self.catchup = Catchup(self.history, events, timings)
         rosters = self._rosters = Rosters(events, incarnation, connection, channels, timings)
         self.signed_in = SignedInUsers(channels)

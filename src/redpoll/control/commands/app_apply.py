@@ -170,7 +170,7 @@ def _exported(app: App, webhooks: Webhooks, tokens: Iterable[Token]) -> dict[str
 
 
 def _exported_rule(rule: HistoryRule) -> dict[str, Any]:
-    fields = ("seconds", "replay", "replay_seconds", "client_events")
+    fields = ("seconds", "replay", "replay_seconds", "client_events", "max_rate", "latest", "join", "by")
     others = {name: getattr(rule, name) for name in fields if getattr(rule, name)}
     return {"prefix" if rule.prefix else "channel": rule.name, "keep": rule.keep, **others}
 

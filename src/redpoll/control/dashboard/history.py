@@ -20,6 +20,7 @@ from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import MAX_STORED_MESSAGES
+from redpoll.protocol.joining import MAX_RATE
 
 __all__ = ["HistoryPages"]
 
@@ -66,7 +67,8 @@ class HistoryPages:
 
     async def add(self, visit: Visit) -> Response:
         """POST …/history: name, match (channel or prefix), keep, lasts and unit, replay (none, count or seconds) with
-        replay_count, replay_lasts and replay_unit, client_events."""
+        replay_count, replay_lasts and replay_unit, client_events; rate (none, latest or join) with max_rate, and with
+        join and by, which are paths."""
         app, form = visit.app, visit.form
         match = form.choice("match", ("channel", "prefix"), "channel")
         keep = form.number("keep", 0, MAX_STORED_MESSAGES)
@@ -78,6 +80,12 @@ class HistoryPages:
         if replay == "count" and not form.text("replay_count"):
             form.fault("replay_count", "Enter a number of messages.")
         replay_seconds = _lasting(form, "replay_lasts", "replay_unit") if replay == "seconds" else 0
+        rate = form.choice("rate", ("none", "latest", "join"), "none")
+        max_rate = form.number("max_rate", 1, MAX_RATE) if rate != "none" else None
+        if rate != "none" and not form.text("max_rate"):
+            form.fault("max_rate", "Enter a number of frames a second.")
+        if rate == "join" and not form.text("join"):
+            form.fault("join", "Enter a path, such as delta.")
         if form.good:
             rule = HistoryRule(
                 id="000000",
@@ -88,6 +96,10 @@ class HistoryPages:
                 replay=replay_count if keep else 0,
                 replay_seconds=replay_seconds if keep else 0,
                 client_events=form.ticked("client_events") and keep > 0,
+                max_rate=max_rate,
+                latest=rate == "latest",
+                join=form.text("join") if rate == "join" else "",
+                by=form.text("by") if rate == "join" else "",
             )
             try:
                 await self._records.add_history_rule(app.id, rule, by=visit.actor)
@@ -187,6 +199,8 @@ def _lasting(form: Form, name: str, unit: str) -> int:
 
 
 def _field_of(text: str) -> str:
+    if "path" in text:
+        return "join"
     if "replay" in text:
         return "replay"
     if text.startswith("keep"):

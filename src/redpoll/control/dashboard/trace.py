@@ -154,7 +154,11 @@ def _step(call: CallRow, span: SpanRow) -> Step:
     if span.stage == "written":
         sockets = detail.get("sockets", 0)
         count = f"{sockets:,} connection{'' if sockets == 1 else 's'}"
-        return Step(after_us, f"Written to {count}", f"{channel}, {worker}", "ok" if sockets else "")
+        frame = detail.get("frame")
+        joined = f"; joined with {detail.get('parts', 1) - 1:,} others into frame {frame}" if frame else ""
+        return Step(after_us, f"Written to {count}", f"{channel}, {worker}{joined}", "ok" if sockets else "")
+    if span.stage == "replaced":
+        return Step(after_us, "Replaced by a newer event", f"{channel}, {worker}, frame {detail.get('frame', '')}", "")
     if span.stage == "dropped":
         title = f"Not delivered to {detail.get('socket_id', '')}"
         return Step(after_us, title, f"The connection read too slowly and was closed; {channel}, {worker}", "bad")

@@ -80,6 +80,10 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("subscriptions", "Subscriptions on this worker."),
         _family("rewinds_total", "Replays of a channel's history that were started."),
         _family("replayed_total", "Messages sent in replays."),
+        _family("join_passed_total", "Events that a rule should join, and whose data has no text at its path."),
+        _family(
+            "paced_lagging_total", "Slow connections that got less often what a rule with a rate joins or replaces."
+        ),
         _family("history_pages_total", "Answers to `pusher:history`."),
         _family(
             "catchups_total",

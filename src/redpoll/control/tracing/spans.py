@@ -212,7 +212,13 @@ class Spans:
         if span.stage == "written":
             started_us = self._received_us.get((span.trace_id, worker), span.time_us)
             attributes["redpoll.sockets"] = span.detail["sockets"]
+            if "frame" in span.detail:
+                attributes["redpoll.frame"] = span.detail["frame"]
             name, kind, error = "deliver", Kind.CONSUMER, ""
+        elif span.stage == "replaced":
+            started_us = span.time_us
+            attributes["redpoll.frame"] = span.detail["frame"]
+            name, kind, error = "replace", Kind.INTERNAL, ""
         else:
             started_us = span.time_us
             attributes["redpoll.socket_id"] = span.detail["socket_id"]

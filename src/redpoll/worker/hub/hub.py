@@ -35,6 +35,7 @@ from redpoll.protocol.effects import (
     SignedIn,
 )
 from redpoll.protocol.errors import Code
+from redpoll.protocol.joining import Joined
 from redpoll.worker.hub.admission import Admission
 from redpoll.worker.hub.channel import Channel
 from redpoll.worker.hub.client_events import ClientEvents
@@ -45,6 +46,7 @@ from redpoll.worker.hub.subscribe_rates import SubscribeRates
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.hub.users import Users
 from redpoll.worker.replay.history_requests import HistoryRequests
+from redpoll.worker.replay.pacing import Pacing
 from redpoll.worker.replay.replay import Wants
 from redpoll.worker.replay.replayer import Replayer
 from redpoll.worker.replay.user_resume import UserResume
@@ -75,6 +77,7 @@ class Hub:
         self._leave_slices = Slices(self._leave_some)
         self._overruns = 0
         self.writable_signal = WritableSignal(flusher)
+        self.pacing = Pacing(flusher, self.writable_signal, self._paced)
         self.registry: Registry
         self.joins: JoinQueue
         self.users: Users
@@ -146,7 +149,7 @@ class Hub:
             local_channel = self.registry.join_at_once(app, join.channel)
             if local_channel is not None:
                 try:
-                    local_channel.audience.add(connection)
+                    local_channel.audience.admit(connection)
                     self._greet(local_channel, connection, self._success(local_channel))
                 except Exception as fault:
                     self._attaching_failed(local_channel, connection, None, fault)
@@ -205,6 +208,8 @@ class Hub:
             self._overruns = self.flusher.overruns
             self.tracing.dropped(session.app.id, session.socket_id, connection)
         self.joins.stop(connection)
+        if session.app.user_resume_s:
+            self._note_waiting(connection)
         # Whatever fails for one channel or part, the others release the connection too.
         for number, (channel, membership) in enumerate(list(session.channels.items())):
             try:
@@ -230,6 +235,20 @@ class Hub:
                 _report(connection, fault)
         self.registry.connection_limit.depart(session.app.id)
 
+    def _note_waiting(self, connection: Connection) -> None:
+        """Tell user resume since when events of channels with a rate have been waiting for a connection that closed."""
+        app_id = connection.session.app.id
+        since: list[float] = []
+        for channel in connection.session.channels:
+            local_channel = self.registry.local_channel(app_id, channel)
+            audience: Channel | None = local_channel.audience if local_channel is not None else None
+            readers = audience.readers if audience is not None else None
+            if readers is not None and readers.pacing is not None:
+                waits_since = readers.pacing.waits_since(connection)
+                since += [] if waits_since is None else [waits_since]
+        if since:
+            self.user_resume.closes(connection, min(since))
+
     def _leave_some(self) -> bool:
         if not self._leaving:
             return False
@@ -250,6 +269,7 @@ class Hub:
         it.
         """
         audience: Channel = local_channel.audience
+        self.settings_changed(local_channel)
         answer = success = b""
         for join in joins:
             connection: Connection = join.owner
@@ -261,7 +281,7 @@ class Hub:
                     self.replayer.attach(local_channel, join, cached, total, success)
                     continue
                 answer = answer or self._answer(local_channel, cached, total)
-                audience.add(connection)
+                audience.admit(connection)
                 self._greet(local_channel, connection, answer)
             except Exception as fault:
                 self._attaching_failed(local_channel, connection, join.user, fault)
@@ -326,7 +346,7 @@ class Hub:
         self._post(local_channel, frames.subscription_count(local_channel.channel, total))
         audience: Channel = local_channel.audience
         if audience.readers is not None:
-            self.replayer.counted(audience.readers, total)
+            audience.readers.counted(total)
 
     def _post(self, local_channel: LocalChannel, payload: bytes) -> None:
         """Send a frame that isn't an event to all subscribers, those with a replay included."""
@@ -344,14 +364,23 @@ class Hub:
             frame, skip_hi, skip_lo, trace = _frame.frame_and_trace(payload, audience.name)
             count = audience.post(frame, skip_hi, skip_lo)
         else:
+            paced = audience.readers.pacing is not None
             count = self.replayer.event(local_channel, payload)
-            trace = _frame.trace_of(payload)
+            # With a rate, `_paced` is called when it is sent.
+            trace = None if paced else _frame.trace_of(payload)
         if self.debugging.any:
             self.debugging.event(local_channel, payload, count)
         sent = self.events_sent
         sent[local_channel.app_id] = sent.get(local_channel.app_id, 0) + count
         if trace is not None:
             self.tracing.posted(trace, local_channel.app_id, local_channel.channel, audience, count)
+
+    def _paced(self, local_channel: LocalChannel, joined: Joined, sockets: int) -> None:
+        """A frame of a channel with a rate was queued for so many connections."""
+        app_id, channel, audience = local_channel.app_id, local_channel.channel, local_channel.audience
+        self.events_sent[app_id] = self.events_sent.get(app_id, 0) + sockets
+        if joined.traces or joined.replaced:
+            self.tracing.joined(joined, app_id, channel, audience, sockets)
 
     def console(self, local_channel: LocalChannel, payload: bytes) -> None:
         # `c <channel>`, a line feed, then that channel's event (cluster/README.md "Topics and envelopes").
@@ -365,7 +394,16 @@ class Hub:
         self.replayer.lost(local_channel)
 
     def dropped(self, local_channel: LocalChannel) -> None:
+        audience: Channel | None = local_channel.audience
+        if audience is not None and audience.readers is not None and audience.readers.pacing is not None:
+            audience.readers.pacing.cancel()
         local_channel.audience = None
+
+    def settings_changed(self, local_channel: LocalChannel) -> None:
+        audience: Channel | None = local_channel.audience
+        pace = local_channel.settings.pace
+        if audience is not None and (pace is not None or audience.readers is not None):
+            audience.set_pace(local_channel, pace, self.pacing)
 
     def user_state(self, app_id: str, user_id: str, online: bool) -> None:
         self.users.watchlists.user_state(app_id, user_id, online)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from redpoll._fanout import Audience
 from redpoll.cluster.traces import WAITED_US, Span, TraceWriter, Triggered
+from redpoll.protocol.joining import Joined
 
 __all__ = ["Tracing"]
 
@@ -41,15 +42,32 @@ class Tracing:
         self._left = self._per_flush
         self._worker = worker
         self._clock = clock
+        # Joined frames so far; their numbers are their names.
+        self._frames = 0
         # Sent since the last flush, perhaps not to all yet: trace id, app, channel and its subscribers.
         self._recent: list[tuple[str, str, str, Audience]] = []
 
-    def posted(self, trace: bytes, app_id: str, channel: str, audience: Audience, sockets: int) -> None:
-        """An event came and was queued for this many connections."""
+    def posted(
+        self, trace: bytes, app_id: str, channel: str, audience: Audience, sockets: int, **more: str | int
+    ) -> None:
+        """An event came and was queued for this many connections. `more` is for the detail of its span."""
         trace_id = trace.decode()
-        self._when_sent(partial(self._written, trace_id, app_id, channel, sockets, self._now_us()))
+        self._when_sent(partial(self._written, trace_id, app_id, channel, sockets, self._now_us(), more))
         if len(self._recent) < _MAX_RECENT:
             self._recent.append((trace_id, app_id, channel, audience))
+
+    def joined(self, joined: Joined, app_id: str, channel: str, audience: Audience, sockets: int) -> None:
+        """A frame of a channel with a rate was queued for this many connections. Each of its traced events has a span
+        that names the frame, `WORKER.NUMBER`, and how many events are in it; so has each that a newer one replaced."""
+        self._frames += 1
+        frame = f"{self._worker()}.{self._frames}"
+        for trace in joined.traces:
+            if joined.parts > 1:
+                self.posted(trace, app_id, channel, audience, sockets, frame=frame, parts=joined.parts)
+            else:
+                self.posted(trace, app_id, channel, audience, sockets)
+        for trace in joined.replaced:
+            self._span(trace.decode(), app_id, "replaced", channel=channel, frame=frame)
 
     def dropped(self, app_id: str, socket_id: str, sink: Any) -> None:
         """A connection was closed because its send buffer overflowed. Recent traced events of its channels are lost."""
@@ -90,10 +108,13 @@ class Tracing:
         detail = {"worker": self._worker(), **detail}
         self._writer.note(Span(trace_id, app_id, now_us // 1000, stage, detail, now_us))
 
-    def _written(self, trace_id: str, app_id: str, channel: str, sockets: int, received_us: int) -> None:
+    def _written(
+        self, trace_id: str, app_id: str, channel: str, sockets: int, received_us: int, more: dict[str, str | int]
+    ) -> None:
         # One span for both stages: the reader makes two of it.
         now_us = self._now_us()
-        detail = {"worker": self._worker(), "channel": channel, "sockets": sockets, WAITED_US: now_us - received_us}
+        waited_us = now_us - received_us
+        detail = {"worker": self._worker(), "channel": channel, "sockets": sockets, **more, WAITED_US: waited_us}
         self._writer.note(Span(trace_id, app_id, now_us // 1000, "written", detail, now_us))
 
     def _now_us(self) -> int:

@@ -17,6 +17,9 @@ from redpoll._fanout import Audience, Flusher
 from redpoll.cluster.history import Page
 from redpoll.protocol import frames
 from redpoll.protocol.history import Rewind
+from redpoll.protocol.joining import Part
+from redpoll.worker.replay.gathering import Gathering, Located
+from redpoll.worker.replay.pacing import ChannelPacing, part_of
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
@@ -101,6 +104,7 @@ class Replay:
         "connection",
         "epoch",
         "exact",
+        "gathering",
         "kind",
         "local_channel",
         "look_back",
@@ -108,6 +112,7 @@ class Replay:
         "sent",
         "state",
         "stop_at",
+        "whole",
     )
 
     def __init__(
@@ -136,6 +141,9 @@ class Replay:
         self.awaited = 0
         # A cache channel's last event until it is sent, b"" for none; None on other channels.
         self.cached: bytes | None = None
+        # Messages that were read and wait to be joined, on channels with a rate.
+        self.gathering: Gathering | None = None
+        self.whole = False
         # Messages sent so far, and the index of the next unstored event.
         self.sent = 0
         self.next_unstored = 0
@@ -152,6 +160,31 @@ class Replay:
                 recovered=recovered if self.kind is Kind.CONTINUING else None,
             )
         )
+
+    def miss_since(self, offset: int) -> None:
+        """The user missed what came after this offset: begin there, or earlier, and leave nothing out."""
+        self.at = min(self.at, offset)
+        self.whole = True
+        if self.gathering is not None:
+            self.gathering.located = None
+
+    def locate(self, located: Located, pacing: ChannelPacing) -> None:
+        """Leave out what doesn't belong to the events that were located."""
+        if not self.whole:
+            self.gather(pacing).located = located
+
+    def gather(self, pacing: ChannelPacing) -> Gathering:
+        """Where messages wait to be joined."""
+        if self.gathering is None:
+            self.gathering = Gathering(pacing.pace, pacing.name, self.connection, self.recovers)
+        return self.gathering
+
+    def send_gathered(self) -> None:
+        """Send the messages that wait to be joined: `at` is where the connection is then."""
+        if self.gathering is not None:
+            frames = self.gathering.take()
+            if frames:
+                self.connection.send(b"".join(frames))
 
     def __repr__(self) -> str:
         channel, connection = self.local_channel.channel, self.connection
@@ -182,11 +215,12 @@ class HistoryReaders:
 
     `recovering` hear live events with offsets. `replays` are the connections that replay, and `replaying` those of
     them that have their success frame and so get member and count frames. `fills` belong to connections that hear
-    live events already.
+    live events already. `pacing` is there on channels with a rate: it sends the live events of all subscribers.
     """
 
     __slots__ = (
         "fills",
+        "pacing",
         "page_from",
         "recovering",
         "replaying",
@@ -201,6 +235,7 @@ class HistoryReaders:
         self.replaying = Audience(flusher)
         self.replays: dict[Connection, Replay] = {}
         self.fills: dict[Connection, Replay] = {}
+        self.pacing: ChannelPacing | None = None
         # The replays that share the next pages, and the offset after which the page under way begins.
         self.sharing: list[Replay] = []
         self.page_from: int | None = None
@@ -209,17 +244,43 @@ class HistoryReaders:
 
     def __contains__(self, connection: object) -> bool:
         """Whether the connection is here and not among the plain subscribers."""
+        if self.pacing is not None and connection in self.pacing:
+            return True
         return connection in self.replays or connection in self.recovering
 
     @property
     def idle(self) -> bool:
-        """The channel has no readers, and no page is under way."""
+        """The channel has no readers and no rate, and no page is under way."""
+        if self.pacing is not None:
+            return False
         return not (self.replays or self.fills or len(self.recovering)) and self.page_from is None
 
     def post(self, frame: bytes) -> None:
         """Send a frame that isn't an event; replays don't delay it."""
         self.recovering.post(frame)
         self.replaying.post(frame)
+        if self.pacing is not None:
+            self.pacing.post(frame)
+
+    def post_position(self, frame: bytes) -> None:
+        """Send those that hear live events with offsets a frame about the channel's position."""
+        if self.pacing is not None:
+            self.pacing.post_position(frame)
+        else:
+            self.recovering.post(frame)
+
+    def admit(self, connection: Connection) -> None:
+        """Add a connection that has all events up to now to those that hear live events with offsets."""
+        if self.pacing is not None:
+            self.pacing.recovering.admit(connection)
+        else:
+            self.recovering.add(connection)
+
+    def counted(self, total: int) -> None:
+        """The number of subscribers changed: replays without a success frame send the new one with it."""
+        for replay in self.replays.values():
+            if replay.answer is not None and replay.answer.total is not None:
+                replay.answer = replay.answer._replace(total=total)
 
     def discard(self, connection: Connection) -> bool:
         """Remove a connection. False if it is a plain subscriber, apart from a fill."""
@@ -228,7 +289,7 @@ class HistoryReaders:
             fill.state = State.LEFT
         replay = self.replays.pop(connection, None)
         if replay is None:
-            return self.recovering.discard(connection)
+            return self.recovering.discard(connection) or (self.pacing is not None and self.pacing.discard(connection))
         replay.state = State.LEFT
         self.replaying.discard(connection)
         self._forget_unstored()
@@ -265,6 +326,37 @@ class HistoryReaders:
                 taken.append(event.frame)
         return taken
 
+    def frames_of(self, replay: Replay, page: PageFrames, start: int, stop: int) -> list[bytes]:
+        """The messages `start` to `stop` of a page for this replay, with the unstored events between them. Some may
+        wait to be joined with those of the next page."""
+        if self.pacing is not None:
+            return self._joined_frames(replay, page, start, stop, self.pacing)
+        replay.send_gathered()
+        connection, with_offset = replay.connection, replay.recovers
+        frames: list[bytes] = []
+        begin = start
+        while replay.kind is not Kind.FILL and replay.next_unstored < len(self.unstored):
+            place = page.start(self.unstored[replay.next_unstored].after)
+            if place >= stop:
+                break
+            frames += page.frames(connection, begin, max(begin, place), with_offset)
+            begin = max(begin, place)
+            frames += self.take_unstored(replay, page.offsets[begin])
+        frames += page.frames(connection, begin, stop, with_offset)
+        return frames
+
+    def _joined_frames(
+        self, replay: Replay, page: PageFrames, start: int, stop: int, pacing: ChannelPacing
+    ) -> list[bytes]:
+        gathering = replay.gather(pacing)
+        frames: list[bytes] = []
+        for part in page.parts(pacing)[start:stop]:
+            unstored = self.take_unstored(replay, part.offset)
+            if unstored:
+                frames += gathering.take() + unstored
+            gathering.add(part)
+        return frames + gathering.finished()
+
     def finish(self, replay: Replay) -> None:
         """A replay is over: its connection hears live events now."""
         replay.state = State.LIVE
@@ -298,6 +390,7 @@ class PageFrames:
         self._frames: tuple[list[tuple[bytes, int, int]], ...] = ([], [])
         self._joined: dict[tuple[int, int, bool], bytes] = {}
         self._skips: set[tuple[int, int]] = set()
+        self._parts: list[Part] = []
 
     def start(self, at: int) -> int:
         """The index of the first message after the offset `at`."""
@@ -316,6 +409,12 @@ class PageFrames:
     def has_server_event(self, start: int, stop: int) -> bool:
         """Whether one of the messages `start` to `stop` isn't a client event."""
         return any(not row.event.startswith("client-") for row in self.page.rows[start:stop])
+
+    def parts(self, pacing: ChannelPacing) -> list[Part]:
+        """All messages, to be joined."""
+        if not self._parts:
+            self._parts = [part_of(pacing.pace, row.envelope()) for row in self.page.rows]
+        return self._parts
 
     def frames(self, connection: Connection, start: int, stop: int, with_offset: bool) -> Sequence[bytes]:
         """The messages `start` to `stop` for this connection, without those published with its socket id to skip."""

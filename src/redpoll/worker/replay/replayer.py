@@ -18,6 +18,7 @@ from redpoll.loop.writable import WRITABLE_BELOW_BYTES, WritableSignal
 from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
+from redpoll.worker.replay.locating import Locating
 from redpoll.worker.replay.replay import (
     MAX_OFFSET,
     Answer,
@@ -67,6 +68,7 @@ class Replayer:
         self._user_resume = user_resume
         self._waiting = WaitingReplays(writable, self._go_on)
         self.pages = SharedPages(history, self._waiting, self._serve, self._end_all)
+        self._locating = Locating(history)
 
     @property
     def waiting(self) -> int:
@@ -142,7 +144,7 @@ class Replayer:
         if locates:
             self._locate(replay)
         if returned is not None:
-            returned.when_known(partial(self._first_offset_known, replay))
+            returned.when_known(partial(self._missed, replay))
 
     def _open(self, replay: Replay) -> None:
         channel: Channel = replay.local_channel.audience
@@ -152,10 +154,8 @@ class Replayer:
         self.begun += 1
 
     def _locate(self, replay: Replay) -> None:
-        local_channel, (count, seconds) = replay.local_channel, replay.look_back
         replay.state = State.LOCATING
-        located = partial(self._located, replay)
-        self.pages.history.locate(local_channel.app_id, local_channel.channel, located, count=count, seconds=seconds)
+        self._locating.locate(replay, partial(self._located, replay))
 
     def _located(self, replay: Replay, outcome: Any) -> None:
         if replay.over:
@@ -165,6 +165,11 @@ class Replayer:
         else:
             log_failure(replay.local_channel, outcome)
             self._waiting.wait_retry(replay)
+
+    def _missed(self, replay: Replay, offset: int | None) -> None:
+        if offset is not None:
+            replay.miss_since(offset)
+        self._first_offset_known(replay, offset)
 
     def _first_offset_known(self, replay: Replay, offset: int | None) -> None:
         """One of the awaited answers. None: no reason to begin earlier. The smallest offset wins."""
@@ -194,7 +199,7 @@ class Replayer:
         readers = channel.readers if channel is not None else None
         replay = readers.replays.get(connection) if readers is not None else None
         if replay is not None and replay.kind is Kind.STOCK and not replay.exact:
-            replay.at = min(replay.at, since)
+            replay.miss_since(since)
 
     def _fill(self, local_channel: LocalChannel, connection: Connection, since: int, stop_at: int) -> None:
         """Send a connection that hears live events the messages after `since`, up to and including `stop_at`."""
@@ -258,18 +263,9 @@ class Replayer:
     def _send(self, replay: Replay, readers: HistoryReaders, page: PageFrames, start: int, stop: int) -> None:
         if start >= stop:
             return
-        connection, with_offset = replay.connection, replay.recovers
-        parts: list[bytes] = []
-        begin = start
-        while replay.kind is not Kind.FILL and replay.next_unstored < len(readers.unstored):
-            place = page.start(readers.unstored[replay.next_unstored].after)
-            if place >= stop:
-                break
-            parts += page.frames(connection, begin, max(begin, place), with_offset)
-            begin = max(begin, place)
-            parts += readers.take_unstored(replay, page.offsets[begin])
-        parts += page.frames(connection, begin, stop, with_offset)
-        connection.send(parts[0] if len(parts) == 1 else b"".join(parts))
+        parts = readers.frames_of(replay, page, start, stop)
+        if parts:
+            replay.connection.send(parts[0] if len(parts) == 1 else b"".join(parts))
         self.replayed += stop - start
         replay.sent += stop - start
         if not replay.exact and replay.kind is not Kind.FILL:
@@ -305,6 +301,7 @@ class Replayer:
     def _give_up(self, replay: Replay) -> None:
         """Messages before the next live event are missing. Tells recovering clients."""
         local_channel, unanswered = replay.local_channel, replay.answer is not None
+        replay.send_gathered()
         if unanswered:
             self._send_answer(replay, _last_offset(local_channel), False)
         elif replay.recovers and local_channel.history is not None:
@@ -328,6 +325,7 @@ class Replayer:
         channel: Channel = replay.local_channel.audience
         readers = channel.readers
         self._waiting.forget(replay)
+        replay.send_gathered()
         if replay.kind is not Kind.FILL:
             following = readers.take_unstored(replay, MAX_OFFSET) if readers is not None else []
             if replay.cached:
@@ -336,9 +334,9 @@ class Replayer:
                 connection.send(b"".join(following))
             if replay.recovers and replay.local_channel.rule is not None:
                 readers = channel.make_readers()
-                readers.recovering.add(connection)
+                readers.admit(connection)
             else:
-                channel.add(connection)
+                channel.admit(connection)
         if readers is not None:
             readers.finish(replay)
             channel.drop_idle_readers()
@@ -378,7 +376,8 @@ class Replayer:
     # -- what happens in the channel meanwhile -------------------------------------------------------------
 
     def event(self, local_channel: LocalChannel, payload: bytes) -> int:
-        """Send a live event of a channel that has readers. Returns the number of connections it went to now.
+        """Send a live event of a channel that has readers. Returns the number of connections it went to now; with a
+        rate, it is counted when it is sent.
 
         Connections that replay get it from a page, or after the earlier messages if it isn't stored.
         """
@@ -390,6 +389,9 @@ class Replayer:
                 self._end_all(readers)
             elif _frame.offsets(payload)[0] == 0:
                 readers.queue_unstored(payload, channel.name, local_channel.history.last)
+        if readers.pacing is not None:
+            readers.pacing.event(payload)
+            return 0
         frame, skip_hi, skip_lo = _frame.frame_of(payload, channel.name)
         written = channel.post(frame, skip_hi, skip_lo)
         if len(readers.recovering):
@@ -397,19 +399,13 @@ class Replayer:
             written += readers.recovering.post(frame, skip_hi, skip_lo)
         return written
 
-    def counted(self, readers: HistoryReaders, total: int) -> None:
-        """The number of subscribers changed: replays without a success frame send the new one with it."""
-        for replay in readers.replays.values():
-            if replay.answer is not None and replay.answer.total is not None:
-                replay.answer = replay.answer._replace(total=total)
-
     def lost(self, local_channel: LocalChannel) -> None:
         """The channel's history begins again at `local_channel.history`. Tells recovering clients."""
         channel: Channel = local_channel.audience
         readers = channel.readers
         if readers is None or local_channel.history is None:
             return
-        readers.recovering.post(position_frame(local_channel))
+        readers.post_position(position_frame(local_channel))
         # In the same epoch a replay continues, and finds out by itself whether messages are missing.
         for replay in [*readers.replays.values(), *readers.fills.values()]:
             if replay.epoch != local_channel.history.epoch:
@@ -440,7 +436,10 @@ class Replayer:
             return None
         replay = readers.replays.get(connection)
         if replay is not None:
+            replay.send_gathered()
             return min(replay.at, history.last) if replay.recovers else None
+        if readers.pacing is not None and (connection in readers.recovering or connection in readers.pacing.recovering):
+            readers.pacing.settle(connection)
         return history.last if connection in readers.recovering else None
 
 

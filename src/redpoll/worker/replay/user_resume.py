@@ -146,6 +146,8 @@ class UserResume:
         self._returned: dict[Connection, Returned] = {}
         # Since when a connection has had unsent bytes, as far as the sweeps saw.
         self._unsent_since: dict[Connection, float] = {}
+        # Of connections that close now: since when events of channels with a rate waited for them.
+        self._waited_since: dict[Connection, float] = {}
         # By connection and channel: the offset from which the connection hears the channel. Its user may become known
         # later; until then, and no longer than `user_resume_s`, the offset is remembered.
         self._attached_at: dict[Connection, dict[str, int]] = {}
@@ -197,10 +199,17 @@ class UserResume:
             self._remembered.append((asyncio.get_running_loop().time(), connection, local_channel.channel))
             self._sweep_later()
 
+    def closes(self, connection: Connection, waited_since: float) -> None:
+        """`closed` will be called. Events have been waiting for the connection since then, by the loop's time."""
+        self._waited_since[connection] = waited_since
+
     def closed(self, connection: Connection) -> None:
         """Write to Redis when bytes last came from the user's connection."""
         self._attached_at.pop(connection, None)
         age_s = self._age_s(connection)
+        waited_since = self._waited_since.pop(connection, None)
+        if waited_since is not None:
+            age_s = max(age_s, asyncio.get_running_loop().time() - waited_since)
         users = self._remove(connection)
         app = connection.session.app
         if users and app.user_resume_s:

@@ -138,7 +138,7 @@
     for (const part of document.querySelectorAll("[data-when]")) {
       const [name, value] = part.dataset.when.split("=");
       const field = document.querySelector(`[name="${name}"]:checked`) || document.querySelector(`select[name="${name}"]`);
-      part.hidden = !field || field.value !== value;
+      part.hidden = !field || !value.split("|").includes(field.value);
     }
   }
 
