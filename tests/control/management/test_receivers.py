@@ -22,6 +22,20 @@ async def test_history_rule_is_added_changed_and_removed(manager, audit):
     assert [entry[1] for entry in audit()] == ["history rule add", "history rule change", "history rule remove"]
 
 
+async def test_rule_with_a_rate(manager):
+    rate = {"max_rate": 20, "join": "delta", "by": "id"}
+    added = await manager("POST", "/3/history_rules", {"name": "answer-", "prefix": True, "keep": 0, **rate})
+    assert (added.status, added.json()) == (201, {**added.json(), **rate, "latest": False})
+    path = f"/3/history_rules/{added.json()['id']}"
+    assert manager.records.apps["3"].pace("answer-1").by == ("id",)
+    changed = await manager.changed("PATCH", path, {"latest": True, "join": "", "by": ""})
+    assert (changed.json()["latest"], changed.json()["join"]) == (True, "")
+    for change in ({"join": "delta"}, {"max_rate": None}, {"max_rate": 0}, {"join": "a..b", "latest": False}):
+        assert (await manager.changed("PATCH", path, change)).status == 400, change
+    assert (await manager.changed("PATCH", path, {"max_rate": None, "latest": False})).status == 200
+    assert manager.records.apps["3"].pace("answer-1") is None
+
+
 async def test_refused_rules(manager):
     rule = {"name": "a", "keep": 1, "seconds": 1}
     assert (await manager("POST", "/3/history_rules", rule)).status == 201

@@ -17,6 +17,7 @@ from redpoll.control.webhooks.payloads import EVENTS, FORMATS
 from redpoll.protocol.apps import MAX_HISTORY_RULES, SETTINGS, App, HistoryRule, Key, Setting, Value, parse_setting
 from redpoll.protocol.channels import MAX_NAME_CHARS
 from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
+from redpoll.protocol.joining import MAX_PATH_CHARS, MAX_RATE
 from redpoll.protocol.tokens import SCOPES, Token
 from redpoll.store.webhooks import Endpoint
 
@@ -79,6 +80,8 @@ _RuleName = Annotated[str, Meta(max_length=MAX_NAME_CHARS, description="A channe
 _Keep = Annotated[int, Meta(ge=0, le=MAX_STORED_MESSAGES, description="Messages per channel; 0: an exception.")]
 _Seconds = Annotated[int, Meta(ge=0, le=MAX_STORED_S)]
 _Replay = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
+_MaxRate = Annotated[int, Meta(ge=1, le=MAX_RATE, description="Frames a second for each subscriber.")]
+_RulePath = Annotated[str, Meta(max_length=MAX_PATH_CHARS, description="Names with dots between them.")]
 _Masked = Annotated[str, Meta(description="Whole in the answer that creates it, else masked.")]
 _Time = Annotated[int, Meta(description="Unix seconds.")]
 
@@ -174,6 +177,10 @@ class NewRule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replay: _Replay = 0
     replay_seconds: _Seconds = 0
     client_events: bool = False
+    max_rate: _MaxRate | None = None
+    latest: bool = False
+    join: _RulePath = ""
+    by: _RulePath = ""
 
 
 class RuleChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +191,10 @@ class RuleChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replay: _Replay | UnsetType = UNSET
     replay_seconds: _Seconds | UnsetType = UNSET
     client_events: bool | UnsetType = UNSET
+    max_rate: _MaxRate | UnsetType | None = UNSET
+    latest: bool | UnsetType = UNSET
+    join: _RulePath | UnsetType = UNSET
+    by: _RulePath | UnsetType = UNSET
 
 
 class NewWebhook(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -270,6 +281,10 @@ class ManagedRule(msgspec.Struct, kw_only=True):
     replay: int
     replay_seconds: int
     client_events: bool
+    max_rate: int | None
+    latest: bool
+    join: str
+    by: str
 
 
 class ManagedWebhook(msgspec.Struct, kw_only=True):
