@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -27,24 +26,14 @@ from typing import Any
 import uvloop
 
 from bench.arguments import parser_of
-from bench.driver import Address, Client
+from bench.driver import Address, Client, processor_s
 from bench.load.million import HERE, Driver
+from bench.load.publish import pids_of
 from bench.report import machine, print_table, save
 from server import Server, open_files, rss_bytes
 
 CHANNEL = "bench"
 WARM = 100
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-
-def pids_of(server: Server) -> dict[str, int]:
-    return {"worker": server.worker_pids()[0], "control": server.control_pid, "redis": server.redis_pid}
 
 
 async def connect_each(server: Server, program: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -55,7 +44,7 @@ async def connect_each(server: Server, program: Path, options: argparse.Namespac
     await driver.begin([str(program), *map(str, words)])
     try:
         for number in range(1, 4):
-            before = {name: (cpu_s(pid), rss_bytes(pid)) for name, pid in pids.items()}
+            before = {name: (processor_s(pid), rss_bytes(pid)) for name, pid in pids.items()}
             began = time.monotonic()
             driver.say("come")
             while driver.last["ready"] < options.up_to and time.monotonic() < began + 120:
@@ -63,7 +52,7 @@ async def connect_each(server: Server, program: Path, options: argparse.Namespac
             took_s = driver.last["ready_at"] - began
             # Counts that Redis gets a moment later belong to it.
             await asyncio.sleep(0.2)
-            cpu = {name: cpu_s(pid) - before[name][0] for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) - before[name][0] for name, pid in pids.items()}
             ready = max(driver.last["ready"], 1)
             rows[f"round {number}"] = {
                 "connected": ready,
@@ -111,9 +100,9 @@ def main() -> None:
         before = {name: rss_bytes(pid) for name, pid in pids.items()}
         rows = []
         for count in [count for count in (1000, 2000, 5000, 10_000, 15_000) if count <= options.up_to]:
-            cpu = {name: cpu_s(pid) for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) for name, pid in pids.items()}
             figures = client.connect(address, CHANNEL, count, options.at_once)
-            cpu = {name: cpu_s(pid) - cpu[name] for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) - cpu[name] for name, pid in pids.items()}
             grown = {name: rss_bytes(pid) - before[name] for name, pid in pids.items()}
             rows.append(
                 {

@@ -1,11 +1,12 @@
 /* An HTTP/1.1 client that costs next to nothing: it sends the requests of a file over and over.
  *
- *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]
+ *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls] [split]
  *
  * FILE holds whole requests, each after its length as a little-endian 32-bit number. Every connection has one request
  * under way at a time; with RATE they send that many a second in all (0: as fast as answers come). `each`: a connection
- * for each request, as PHP does it. `tls` needs -DTLS -lssl. Prints one line of JSON. Understands answers with
- * Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due.
+ * for each request, as PHP does it. `tls` needs -DTLS -lssl. `split`: the head is a packet, and the body another one,
+ * which is sent once all other connections that were ready had their turn. Prints one line of JSON. Understands answers
+ * with Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -31,6 +32,8 @@ struct connection {
     int connecting;
     size_t filled;          /* bytes of the answer read so far */
     uint64_t sent_ns;       /* when the request under way was written, or due */
+    char *rest;             /* of the request under way, to be sent, and its size */
+    size_t rest_size;
 #ifdef TLS
     SSL *ssl;
 #endif
@@ -47,7 +50,9 @@ static size_t latency_room = 1 << 22, answered, refused, broken;
 static struct connection **idle; /* answered, and not yet due again */
 static size_t idle_count;
 static uint64_t interval_ns, due_ns;
-static int epoll, each, tls;
+static struct connection **half_sent;
+static size_t half_sent_count;
+static int epoll, each, tls, split;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
 static void die(const char *what) { perror(what); exit(1); }
@@ -105,21 +110,39 @@ static void open_connection(struct connection *c)
     epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event);
 }
 
-static void write_request(struct connection *c)
+static void write_all(struct connection *c, const char *at, size_t size)
 {
-    size_t r = next_request++ % request_count;
-    size_t sent = 0;
-    while (sent < sizes[r]) {
+    while (size) {
         ssize_t now;
 #ifdef TLS
-        if (tls) now = SSL_write(c->ssl, requests[r] + sent, sizes[r] - sent);
+        if (tls) now = SSL_write(c->ssl, at, size);
         else
 #endif
-        now = send(c->fd, requests[r] + sent, sizes[r] - sent, MSG_NOSIGNAL);
+        now = send(c->fd, at, size, MSG_NOSIGNAL);
         if (now < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (now <= 0) die("send");
-        sent += now;
+        at += now;
+        size -= now;
     }
+}
+
+static void write_request(struct connection *c)
+{
+    size_t r = next_request++ % request_count, first = sizes[r];
+    char *end;
+    if (split && (end = memmem(requests[r], sizes[r], "\r\n\r\n", 4))) {
+        first = end + 4 - requests[r];
+        c->rest = requests[r] + first;
+        c->rest_size = sizes[r] - first;
+        half_sent[half_sent_count++] = c;
+    }
+    write_all(c, requests[r], first);
+}
+
+static void send_rests(void)
+{
+    for (size_t i = 0; i < half_sent_count; i++) write_all(half_sent[i], half_sent[i]->rest, half_sent[i]->rest_size);
+    half_sent_count = 0;
 }
 
 /* `since`: from when on the request counts as waiting. */
@@ -153,6 +176,12 @@ static size_t whole_answer(struct connection *c)
     char *end = strstr(c->answer, "\r\n\r\n");
     if (!end) return 0;
     char *length = strcasestr(c->answer, "\r\ncontent-length:");
+    if (!strncmp(c->answer + 9, "100", 3)) {
+        /* The answer follows. */
+        c->filled -= end + 4 - c->answer;
+        memmove(c->answer, end + 4, c->filled);
+        return whole_answer(c);
+    }
     size_t whole = end + 4 - c->answer + (length && length < end ? strtoul(length + 17, NULL, 10) : 0);
     return c->filled >= whole ? whole : 0;
 }
@@ -178,7 +207,7 @@ static int by_size(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    if (argc < 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]\n"); return 2; }
+    if (argc < 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls] [split]\n"); return 2; }
     int count = atoi(argv[3]);
     epoll = epoll_create1(0);
     address.sin_port = htons(atoi(argv[2]));
@@ -188,6 +217,7 @@ int main(int argc, char **argv)
     for (int i = 7; i < argc; i++) {
         if (!strcmp(argv[i], "each")) each = 1;
         if (!strcmp(argv[i], "tls")) tls = 1;
+        if (!strcmp(argv[i], "split")) split = 1;
     }
 #ifndef TLS
     if (tls) { fprintf(stderr, "compiled without TLS\n"); return 2; }
@@ -195,6 +225,7 @@ int main(int argc, char **argv)
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
     idle = calloc(count, sizeof *idle);
+    half_sent = calloc(count, sizeof *half_sent);
     if (!each)
         for (int i = 0; i < count; i++) open_connection(&connections[i]);
     uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9), now = start;
@@ -203,6 +234,7 @@ int main(int argc, char **argv)
     struct epoll_event events[256];
     while (now < stop) {
         send_due(now);
+        send_rests();
         int ready = epoll_wait(epoll, events, 256, interval_ns ? 1 : 100);
         if (ready < 0 && errno != EINTR) die("epoll_wait");
         now = now_ns();

@@ -35,7 +35,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.arguments import parser_of
-from bench.driver import Address, publish_request
+from bench.driver import Address, processor_s, publish_request
 from bench.report import save
 from certs import self_signed
 from redpoll.config.config import Settings
@@ -214,6 +214,11 @@ class Measured(NamedTuple):
     us: dict[str, float]
 
 
+def pids_of(server: Server) -> dict[str, int]:
+    """The processes of a server with one worker that take part in a publish."""
+    return {"worker": server.worker_pids()[0], "control": server.control_pid, "redis": server.redis_pid}
+
+
 @contextlib.contextmanager
 def redpoll(core: set[int], tls: bool) -> Iterator[Target]:
     everywhere = os.sched_getaffinity(0)
@@ -226,13 +231,8 @@ def redpoll(core: set[int], tls: bool) -> Iterator[Target]:
         os.sched_setaffinity(0, core)  # inherited by all processes of the server
         server = stack.enter_context(Server(workers=1, **options))
         os.sched_setaffinity(0, everywhere)
-        pids = {
-            "worker": server.worker_pids()[0],
-            "control": server.control_pid,
-            "redis": server.redis_pid,
-        }
         port = int(server.tls_url.rpartition(":")[2]) if tls else 0
-        yield Target(server.port, pids, tls_port=port)
+        yield Target(server.port, pids_of(server), tls_port=port)
 
 
 @contextlib.contextmanager
@@ -260,7 +260,7 @@ def run(
 ) -> Measured:
     """Sends `requests` to `target`. Ends the bench at an answer that isn't 200."""
     port = target.tls_port if "tls" in words else target.port
-    before = {role: cpu_s(pid) for role, pid in target.pids.items()}
+    before = {role: processor_s(pid) for role, pid in target.pids.items()}
     command = [client, target.host, str(port), str(connections), str(seconds), requests, str(rate), *words]
     running = subprocess.Popen(command, stdout=subprocess.PIPE)
     os.sched_setaffinity(running.pid, {core})
@@ -270,7 +270,7 @@ def run(
     found: dict[str, float] = msgspec.json.decode(out)
     if found["refused"]:
         sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
-    us = {role: (cpu_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
+    us = {role: (processor_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
     return Measured(found["requests"] / found["seconds"], found["p50_us"], found["p99_us"], us)
 
 
