@@ -558,6 +558,12 @@ cdef class WebSocket(Sink):
         self.resume_reading()
         self.closing()
 
+    def end_reading(self):
+        """The request that came is the client's last: close a plain socket as soon as the answer is written, without
+        waiting for the client's end."""
+        if self.watched:
+            self.ended = True
+
     def upgrade(self, bytes received not None):
         """A request on an HTTP connection asks for a WebSocket: `received` is its head and what follows."""
         if self.state != STATE_HTTP or not self.is_attached():

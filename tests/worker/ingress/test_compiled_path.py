@@ -45,6 +45,9 @@ class Connection:
         self.written += [VARYING.sub(b"", data), "end"]
         self.is_http = False
 
+    def end_reading(self):
+        pass
+
     def pause_reading(self):
         pass
 

@@ -99,6 +99,8 @@ class PublicConnection(HoldingConnection):
         self.state = _ANSWER
         self._number = link.send_packed(self, message)
         link.usual_total += 1
+        if flags & CLOSES:
+            self.stream.end_reading()
         return True
 
     def _keep(self, data: bytes, size: int) -> bool:
