@@ -1,6 +1,6 @@
 """How fast clients connect and subscribe to one channel, and how much memory an idle subscribed connection takes.
 
-    python -m bench.load.connections [--up-to 10000] [--each] [--json FILE]
+    python -m bench.load.connections [--up-to 10000] [--each] [--tls] [--json FILE]
 
 Starts a redpoll with one worker and a client in C (bench/load/client.c). The memory is the growth of the worker's
 resident set from the 100th connection to the last, divided by their number. It doesn't include the kernel's socket
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -26,8 +25,8 @@ from typing import Any
 import uvloop
 
 from bench.arguments import parser_of
-from bench.driver import Address, Client, processor_s
-from bench.load.million import HERE, Driver
+from bench.driver import Address, Client, compiled, processor_s, tls_settings
+from bench.load.million import Driver
 from bench.load.publish import pids_of
 from bench.report import machine, print_table, save
 from server import Server, open_files, rss_bytes
@@ -38,10 +37,10 @@ WARM = 100
 
 async def connect_each(server: Server, program: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Connects in three rounds, each client with a channel of its own; all leave in between."""
-    address, pids, rows = Address.parse(server.pusher_url), pids_of(server), {}
+    address, pids, rows = Address.of(server), pids_of(server), {}
     driver = Driver()
-    words = [address.host, address.port, address.app_key, 0, options.up_to, options.at_once, "own-*"]
-    await driver.begin([str(program), *map(str, words)])
+    words = [address.host, address.client_port, address.app_key, 0, options.up_to, options.at_once, "own-*"]
+    await driver.begin([str(program), *map(str, words)], tls=options.tls)
     try:
         for number in range(1, 4):
             before = {name: (processor_s(pid), rss_bytes(pid)) for name, pid in pids.items()}
@@ -71,15 +70,14 @@ async def connect_each(server: Server, program: Path, options: argparse.Namespac
 
 
 def measure_each(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="rpeach") as folder:
-        program = Path(folder) / "crowd"
-        subprocess.run(["cc", "-O2", "-Wall", "-o", program, HERE / "crowd.c", "-lm"], check=True)
-        with Server(workers=1) as server:
+    with tempfile.TemporaryDirectory(prefix="rpeach") as folder, tls_settings(options.tls) as settings:
+        program = compiled("crowd.c", Path(folder) / "crowd", "-lm", tls=options.tls)
+        with Server(workers=1, **settings) as server:
             return uvloop.run(connect_each(server, program, options))
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, tls=True)
     parser.add_argument("--up-to", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=64, help="connections under way at a time")
     parser.add_argument("--each", action="store_true", help="a channel for each connection")
@@ -91,10 +89,14 @@ def main() -> None:
         if options.json is not None:
             save(options.json, "connections", each)
         return
-    with Server(workers=1) as server, Client() as client:
+    with (
+        tls_settings(options.tls) as settings,
+        Server(workers=1, **settings) as server,
+        Client(tls=options.tls) as client,
+    ):
         about = machine()
         print(json.dumps(about))
-        address = Address.parse(server.pusher_url)
+        address = Address.of(server)
         pids = pids_of(server)
         client.connect(address, CHANNEL, WARM, options.at_once)
         before = {name: rss_bytes(pid) for name, pid in pids.items()}
@@ -135,7 +137,8 @@ def main() -> None:
         ],
         ([str(value) for value in row.values()] for row in rows),
     )
-    print("\ngoals: ≥ 10,000/s, as many at 10,000 as at 1,000; ≤ 500 B per connection")
+    if not options.tls:
+        print("\ngoals: ≥ 10,000/s, as many at 10,000 as at 1,000; ≤ 500 B per connection")
     if options.json is not None:
         save(options.json, "connections", {str(row["subscribers"]): row for row in rows})
 
