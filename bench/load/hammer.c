@@ -4,9 +4,9 @@
  *
  * FILE holds whole requests, each after its length as a little-endian 32-bit number. Every connection has one request
  * under way at a time; with RATE they send that many a second in all (0: as fast as answers come). `each`: a connection
- * for each request, as PHP does it. `split`: the head is a packet, and the body another one,
- * which is sent once all other connections that were ready had their turn. Prints one line of JSON. Understands answers
- * with Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due. BENCH_TLS=1:
+ * for each request, as PHP does it. `split`: head and body are a packet each, sent one after the other as libraries do;
+ * the body after 100 Continue where the head asks for it. Prints one line of JSON. Understands answers with
+ * Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due. BENCH_TLS=1:
  * over TLS (stream.h); connections of one request resume the session of the first.
  */
 #include <arpa/inet.h>
@@ -31,7 +31,7 @@ struct connection {
     int connecting, shaking;
     size_t filled;          /* bytes of the answer read so far */
     uint64_t sent_ns;       /* when the request under way was written, or due */
-    char *rest;             /* of the request under way, to be sent, and its size */
+    char *rest;             /* of the request under way, to be sent after 100 Continue, and its size */
     size_t rest_size;
     char answer[ANSWER_BYTES + 1];
 };
@@ -46,8 +46,6 @@ static size_t latency_room = 1 << 22, answered, refused, broken;
 static struct connection **idle; /* answered, and not yet due again */
 static size_t idle_count;
 static uint64_t interval_ns, due_ns;
-static struct connection **half_sent;
-static size_t half_sent_count;
 static int epoll, each, split;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
@@ -114,20 +112,16 @@ static void write_all(struct connection *c, const char *at, size_t size)
 static void write_request(struct connection *c)
 {
     size_t r = next_request++ % request_count, first = sizes[r];
-    char *end;
-    if (split && (end = memmem(requests[r], sizes[r], "\r\n\r\n", 4))) {
-        first = end + 4 - requests[r];
+    char *end = split ? memmem(requests[r], sizes[r], "\r\n\r\n", 4) : NULL;
+    c->rest_size = 0;
+    if (end) first = end + 4 - requests[r];
+    write_all(c, requests[r], first);
+    if (end && memmem(requests[r], first, "100-continue", 12)) {
         c->rest = requests[r] + first;
         c->rest_size = sizes[r] - first;
-        half_sent[half_sent_count++] = c;
+    } else {
+        write_all(c, requests[r] + first, sizes[r] - first);
     }
-    write_all(c, requests[r], first);
-}
-
-static void send_rests(void)
-{
-    for (size_t i = 0; i < half_sent_count; i++) write_all(half_sent[i], half_sent[i]->rest, half_sent[i]->rest_size);
-    half_sent_count = 0;
 }
 
 /* `since`: from when on the request counts as waiting. */
@@ -165,6 +159,8 @@ static size_t whole_answer(struct connection *c)
         /* The answer follows. */
         c->filled -= end + 4 - c->answer;
         memmove(c->answer, end + 4, c->filled);
+        write_all(c, c->rest, c->rest_size);
+        c->rest_size = 0;
         return whole_answer(c);
     }
     size_t whole = end + 4 - c->answer + (length && length < end ? strtoul(length + 17, NULL, 10) : 0);
@@ -195,7 +191,6 @@ int main(int argc, char **argv)
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
     idle = calloc(count, sizeof *idle);
-    half_sent = calloc(count, sizeof *half_sent);
     if (!each)
         for (int i = 0; i < count; i++) open_connection(&connections[i]);
     uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9), now = start;
@@ -204,7 +199,6 @@ int main(int argc, char **argv)
     struct epoll_event events[256];
     while (now < stop) {
         send_due(now);
-        send_rests();
         int ready = epoll_wait(epoll, events, 256, interval_ns ? 1 : 100);
         if (ready < 0 && errno != EINTR) die("epoll_wait");
         now = now_ns();
