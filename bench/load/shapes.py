@@ -6,8 +6,8 @@
 Starts a redpoll with one worker, all of its processes on one core, which trusts this machine as a proxy. hammer.c sends
 each shape of tests/library_requests.py from the other core, in turns with the usual one, over as many connections: as
 fast as answers come, or --rate a second. Packets of a shape follow each other at once, as libraries send them (1 µs
-between two calls of send(2)), or after 100 Continue. A shape whose connection ends after the answer is compared with the usual shape
-and a connection each.
+between two calls of send(2)), or after 100 Continue. A shape whose connection ends after the answer is compared with
+the usual shape and a connection each.
 
 `us` is processor time of all of redpoll (worker, control, Redis) for each publish, `ratio` the median of the rounds'
 ratios to the usual shape; `!` marks one beyond its goal. The last line has the share of all requests that the worker
