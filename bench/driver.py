@@ -1,21 +1,29 @@
-"""What the end-to-end benchmarks share: the C client and the signed requests that it sends.
+"""What benches of a whole server share: its address, signed requests, the clients in C, TLS.
 
+With `--tls` (arguments.py) the server that a bench starts has a certificate made for it (`tls_settings`), the programs
+in C are compiled with OpenSSL (`compiled`, load/stream.h), and clients use the other port (`Address.client_port`).
 Not a bench by itself: see end_to_end.py and connections.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import subprocess
 import tempfile
 import urllib.parse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from certs import self_signed
+from server import Server
 from wire import signed_path
+
+LOAD = Path(__file__).parent / "load"
 
 EVENT_NAME = "event"
 DATA_BYTES = 100
@@ -33,6 +41,40 @@ def socket_from(address: str) -> socket.socket:
     return sock
 
 
+def processor_s(pid: int) -> float:
+    """The processor time of all threads of a process, exact to a tick of the kernel's scheduler."""
+    used_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        # It may end meanwhile.
+        with contextlib.suppress(OSError):
+            used_ns += int((thread / "schedstat").read_text().split()[0])
+    return used_ns / 1e9
+
+
+@contextlib.contextmanager
+def tls_settings(wanted: bool) -> Iterator[dict[str, object]]:
+    """Settings of a Server that has a port with TLS as well, and a certificate (ECDSA P-256); none where not wanted."""
+    if not wanted:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="rpcert") as folder:
+        cert, key = self_signed(Path(folder))
+        # All handshakes come from this machine.
+        yield {"tls_port": 0, "tls_cert": cert, "tls_key": key, "max_pending_per_address": 4096}
+
+
+def compiled(source: str, to: Path, *flags: str, tls: bool = False) -> Path:
+    """A C program of load/. `tls`: it can speak TLS, and does so in the environment of `client_environment`."""
+    openssl = ["-DTLS", "-lssl", "-lcrypto"] if tls else []
+    subprocess.run(["cc", "-O2", "-Wall", "-D_GNU_SOURCE", "-o", to, LOAD / source, *openssl, *flags], check=True)
+    return to
+
+
+def client_environment(tls: bool) -> dict[str, str]:
+    """Of a program in C: whether it speaks TLS (load/stream.h)."""
+    return {**os.environ, "BENCH_TLS": "1" if tls else ""}
+
+
 @dataclass(frozen=True)
 class Address:
     """A Pusher-compatible server, from `http://KEY:SECRET@HOST:PORT/apps/ID`, or a Centrifugo, from
@@ -44,6 +86,18 @@ class Address:
     app_key: str
     app_secret: str
     dialect: str = "pusher"
+    # Of clients that use TLS; 0: without. Publishes go to `port`.
+    tls_port: int = 0
+
+    @property
+    def client_port(self) -> int:
+        return self.tls_port or self.port
+
+    @classmethod
+    def of(cls, server: Server) -> Self:
+        """The first app of a server, with its port for TLS if it has one."""
+        tls_port = int(server.tls_url.rpartition(":")[2]) if server.tls_url else 0
+        return replace(cls.parse(server.pusher_url), tls_port=tls_port)
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -102,20 +156,21 @@ def write_requests(file: Path, address: Address, channel: str, *, publishers: in
 class Client:
     """bench/load/client.c, compiled and running. Each method is one of its commands and returns its figures."""
 
-    def __init__(self, core: int | None = None, server_core: int | None = None) -> None:
-        self._core, self._server_core = core, server_core
+    def __init__(self, core: int | None = None, server_core: int | None = None, *, tls: bool = False) -> None:
+        self._core, self._server_core, self._tls = core, server_core, tls
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="rpbench")
         folder = Path(self._folder.name)
         self.requests = folder / "requests"
-        subprocess.run(
-            ["cc", "-O2", "-Wall", "-o", str(folder / "client"), str(Path(__file__).parent / "load" / "client.c")],
-            check=True,
-        )
+        compiled("client.c", folder / "client", tls=self._tls)
         pin = ["taskset", "-c", str(self._core)] if self._core is not None else []
         self._process = subprocess.Popen(
-            [*pin, str(folder / "client")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*pin, str(folder / "client")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=client_environment(self._tls),
         )
         return self
 
@@ -140,7 +195,7 @@ class Client:
     def connect(self, address: Address, channel: str, count: int, at_once: int = 64) -> dict[str, Any]:
         """Up to `count` subscribers in all, `at_once` of them under way at a time."""
         return self._ask(
-            "connect", address.dialect, address.host, address.port, address.app_key, channel, count, at_once
+            "connect", address.dialect, address.host, address.client_port, address.app_key, channel, count, at_once
         )
 
     def disconnect(self) -> None:

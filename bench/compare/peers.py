@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.arguments import parser_of
-from bench.driver import Address, Client, publish_request
+from bench.driver import Address, Client, compiled, publish_request
 from bench.load.end_to_end import CHANNEL, MODES
-from bench.load.publish import Target, compiled, run, write_requests
+from bench.load.publish import Target, run, write_requests
 from bench.load.swarm import rss_of, server_processes
 from bench.report import print_table, save
 from server import Server

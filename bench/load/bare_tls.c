@@ -9,7 +9,9 @@
  *
  * No limits, no checks of what it receives: never use it for anything else.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import parser_of
-from bench.driver import Address
-from bench.load.million import HERE, Driver, end_on_signal
+from bench.driver import Address, compiled
+from bench.load.million import Driver, end_on_signal
 from bench.report import print_table, save
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from server import Server, open_files, rss_bytes
@@ -91,8 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="rpchurn") as folder:
-        program = Path(folder) / "crowd"
-        subprocess.run(["cc", "-O2", "-Wall", "-o", program, HERE / "crowd.c", "-lm"], check=True)
+        program = compiled("crowd.c", Path(folder) / "crowd", "-lm")
         with Server(workers=1, webhook_debounce_s=0) as server:
             rounds = asyncio.run(churn(server, program, options))
     print_table(rounds[0], (entry.values() for entry in rounds))

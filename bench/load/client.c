@@ -14,8 +14,12 @@
  *   paced HOST PORT FILE RATE                     RATE requests a second, whatever has arrived; latency from the due time
  *   floor COUNT FRAME_BYTES JOINED ROUNDS CORE    the reference: a bare send() loop in a child (on CORE, unless -1),
  *                                                 JOINED frames a send()
+ *
+ * With BENCH_TLS=1 subscribers speak TLS (stream.h); publishers and the reference don't.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -33,12 +37,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stream.h"
+
 enum { PUBLISHERS = 16, READ_BYTES = 1 << 18, EVENTS_AT_ONCE = 512, STUCK_S = 15, MARK_BYTES = 11 };
 
-enum state { FREE, CONNECTING, HEAD, GREETED_NEXT, ACCEPTED_NEXT, READY };
+enum state { FREE, CONNECTING, SHAKING, HEAD, GREETED_NEXT, ACCEPTED_NEXT, READY };
 
 struct subscriber {
-    int fd;
+    struct stream stream;
     enum state state;
     uint32_t partial_bytes, partial_room; /* the start of a frame whose rest has not come */
     char *partial;
@@ -129,9 +135,9 @@ static void resolve(const char *name, const char *port, struct sockaddr_in *into
 }
 
 /* Small writes on sockets that owe nothing: on loopback they are taken whole, or something is badly wrong. */
-static void write_all(int fd, const char *bytes, size_t length) {
+static void write_all(struct stream *to, const char *bytes, size_t length) {
     while (length) {
-        ssize_t n = send(fd, bytes, length, MSG_NOSIGNAL);
+        ssize_t n = stream_send(to, bytes, length);
         if (n < 0 && errno == EAGAIN) continue;
         if (n <= 0) return; /* the read side sees the end of the connection */
         bytes += n;
@@ -139,7 +145,7 @@ static void write_all(int fd, const char *bytes, size_t length) {
     }
 }
 
-static void send_text(int fd, const char *text) {
+static void send_text(struct stream *to, const char *text) {
     char frame[512];
     size_t length = strlen(text);
     size_t at = 0;
@@ -154,15 +160,15 @@ static void send_text(int fd, const char *text) {
     memset(frame + at, 0, 4); /* the mask 0 leaves the payload as it is */
     at += 4;
     memcpy(frame + at, text, length);
-    write_all(fd, frame, at + length);
+    write_all(to, frame, at + length);
 }
 
 /* ---- subscribers */
 
 static void lose(struct subscriber *s) {
-    if (s->fd < 0) return;
-    close(s->fd);
-    s->fd = -1;
+    if (s->stream.fd < 0) return;
+    stream_close(&s->stream);
+    s->stream.fd = -1;
     if (s->state == READY) ready_count--;
     s->state = FREE;
     lost_count++;
@@ -172,20 +178,20 @@ static void begin_connect(uint32_t index) {
     struct subscriber *s = &subscribers[index];
     memset(s, 0, sizeof *s);
     for (int p = 0; p < PUBLISHERS; p++) s->last[p] = -1;
-    s->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    if (s->fd < 0) die("socket");
+    s->stream.fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (s->stream.fd < 0) die("socket");
     int on = 1;
-    setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(s->stream.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (ntohl(address.sin_addr.s_addr) >> 24 == 127) {
         /* When half of an address' ports are taken, the kernel takes long to find a free one. */
         struct sockaddr_in source = {.sin_family = AF_INET};
         source.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + index / 5000);
-        setsockopt(s->fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &on, sizeof on);
-        if (bind(s->fd, (struct sockaddr *)&source, sizeof source) < 0) die("bind");
+        setsockopt(s->stream.fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &on, sizeof on);
+        if (bind(s->stream.fd, (struct sockaddr *)&source, sizeof source) < 0) die("bind");
     }
     s->state = CONNECTING;
-    if (connect(s->fd, (struct sockaddr *)&address, sizeof address) < 0 && errno != EINPROGRESS) die("connect");
-    watch(s->fd, EPOLLOUT, index, EPOLL_CTL_ADD);
+    if (connect(s->stream.fd, (struct sockaddr *)&address, sizeof address) < 0 && errno != EINPROGRESS) die("connect");
+    watch(s->stream.fd, EPOLLOUT, index, EPOLL_CTL_ADD);
 }
 
 static void upgrade(struct subscriber *s, uint32_t index) {
@@ -195,9 +201,9 @@ static void upgrade(struct subscriber *s, uint32_t index) {
         "GET %s HTTP/1.1\r\nHost: %s:%d\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
         path, host, ntohs(address.sin_port));
-    write_all(s->fd, head, length);
+    write_all(&s->stream, head, length);
     s->state = HEAD;
-    watch(s->fd, EPOLLIN, index, EPOLL_CTL_MOD);
+    watch(s->stream.fd, EPOLLIN, index, EPOLL_CTL_MOD);
 }
 
 static void take_delivery(struct subscriber *s, const char *mark, uint64_t at_ns) {
@@ -219,7 +225,7 @@ static void take_lines(struct subscriber *s, char *text, size_t length, uint64_t
         s->state = READY;
         ready_count++;
     } else if (length == 2 || !memcmp(text, "{}\n", 3) || memmem(text, length, "\n{}", 3)) {
-        send_text(s->fd, "{}"); /* a ping and its answer */
+        send_text(&s->stream, "{}"); /* a ping and its answer */
     }
     while (s->state == READY && (mark = memchr(mark, '#', end - mark)) && end - mark >= MARK_BYTES) {
         take_delivery(s, mark, at_ns);
@@ -233,11 +239,11 @@ static void take_message(struct subscriber *s, char *text, size_t length, uint64
     } else if (s->state == READY) {
         const char *mark = memchr(text, '#', length);
         if (mark && (size_t)(text + length - mark) >= MARK_BYTES) take_delivery(s, mark, at_ns);
-        else if (memmem(text, length, "pusher:ping", 11)) send_text(s->fd, "{\"event\":\"pusher:pong\",\"data\":{}}");
+        else if (memmem(text, length, "pusher:ping", 11)) send_text(&s->stream, "{\"event\":\"pusher:pong\",\"data\":{}}");
     } else if (s->state == GREETED_NEXT && memmem(text, length, "connection_established", 22)) {
         char subscribe[400];
         snprintf(subscribe, sizeof subscribe, "{\"event\":\"pusher:subscribe\",\"data\":{\"channel\":\"%s\"}}", channel);
-        send_text(s->fd, subscribe);
+        send_text(&s->stream, subscribe);
         s->state = ACCEPTED_NEXT;
     } else if (s->state == ACCEPTED_NEXT && memmem(text, length, "subscription_succeeded", 22)) {
         s->state = READY;
@@ -267,14 +273,15 @@ static size_t take_frames(struct subscriber *s, char *bytes, size_t length, uint
     return at;
 }
 
-static void read_subscriber(struct subscriber *s) {
+/* 0: there is nothing more to read now. */
+static int read_subscriber(struct subscriber *s) {
     size_t length = s->partial_bytes;
     if (length) memcpy(buffer, s->partial, length);
-    ssize_t n = recv(s->fd, buffer + length, READ_BYTES, 0);
-    if (n < 0 && errno == EAGAIN) return;
+    ssize_t n = stream_recv(&s->stream, buffer + length, READ_BYTES);
+    if (n < 0 && errno == EAGAIN) return 0;
     if (n <= 0) {
         lose(s);
-        return;
+        return 0;
     }
     length += n;
     size_t at = 0;
@@ -283,7 +290,7 @@ static void read_subscriber(struct subscriber *s) {
         if (end && memcmp(buffer, "HTTP/1.1 101", 12)) {
             fprintf(stderr, "client: upgrade answered: %.*s\n", (int)(end - buffer), buffer);
             lose(s);
-            return;
+            return 0;
         }
         if (end) {
             s->state = GREETED_NEXT;
@@ -293,7 +300,7 @@ static void read_subscriber(struct subscriber *s) {
             char subscribe[400];
             snprintf(subscribe, sizeof subscribe,
                 "{\"id\":1,\"connect\":{}}\n{\"id\":2,\"subscribe\":{\"channel\":\"%s\"}}", channel);
-            send_text(s->fd, subscribe);
+            send_text(&s->stream, subscribe);
             s->state = ACCEPTED_NEXT;
         }
     }
@@ -305,6 +312,7 @@ static void read_subscriber(struct subscriber *s) {
     }
     if (rest) memcpy(s->partial, buffer + at, rest);
     s->partial_bytes = rest;
+    return 1;
 }
 
 /* ---- publishing */
@@ -332,7 +340,7 @@ static void send_request(int p, uint64_t at_ns) {
     o->sent += r->events;
     o->owed += (uint64_t)r->events * ready_count;
     o->waiting_answer = 1;
-    write_all(o->fd, r->bytes, r->length);
+    write_all(&(struct stream){.fd = o->fd}, r->bytes, r->length);
     free(r->bytes);
     free(r);
 }
@@ -398,15 +406,25 @@ static void handle(struct epoll_event *events, int count) {
             continue;
         }
         struct subscriber *s = &subscribers[tag];
-        if (s->fd < 0) continue;
+        if (s->stream.fd < 0) continue;
         if (s->state == CONNECTING) {
             int error = 0;
             socklen_t size = sizeof error;
-            getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &error, &size);
-            if (error) lose(s);
-            else upgrade(s, (uint32_t)tag);
-        } else {
-            read_subscriber(s);
+            getsockopt(s->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size);
+            if (error) {
+                lose(s);
+            } else {
+                s->state = SHAKING;
+                if (stream_tls) watch(s->stream.fd, EPOLLIN, tag, EPOLL_CTL_MOD);
+            }
+        }
+        if (s->state == SHAKING) {
+            int shaken = stream_shake(&s->stream);
+            if (shaken < 0) lose(s);
+            else if (shaken) upgrade(s, (uint32_t)tag);
+        } else if (s->state > SHAKING) {
+            /* Of TLS, bytes may be left that epoll doesn't report. */
+            while (read_subscriber(s) && stream_tls) {}
         }
     }
 }
@@ -533,7 +551,7 @@ static void connect_subscribers(uint32_t count, uint32_t at_once) {
 
 static void disconnect_subscribers(void) {
     for (uint32_t i = 0; i < subscriber_count; i++) {
-        if (subscribers[i].fd >= 0) close(subscribers[i].fd);
+        if (subscribers[i].stream.fd >= 0) stream_close(&subscribers[i].stream);
         free(subscribers[i].partial);
     }
     subscriber_count = ready_count = lost_count = 0;
@@ -601,11 +619,11 @@ static void floor_reference(uint32_t count, uint32_t frame_bytes, uint32_t joine
     for (subscriber_count = 0; subscriber_count < count; subscriber_count++) {
         struct subscriber *s = &subscribers[subscriber_count];
         memset(s, 0, sizeof *s);
-        s->fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (s->fd < 0 || connect(s->fd, (struct sockaddr *)&address, sizeof address) < 0) die("connect");
-        fcntl(s->fd, F_SETFL, O_NONBLOCK);
+        s->stream.fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (s->stream.fd < 0 || connect(s->stream.fd, (struct sockaddr *)&address, sizeof address) < 0) die("connect");
+        fcntl(s->stream.fd, F_SETFL, O_NONBLOCK);
         s->state = READY;
-        watch(s->fd, EPOLLIN, subscriber_count, EPOLL_CTL_ADD);
+        watch(s->stream.fd, EPOLLIN, subscriber_count, EPOLL_CTL_ADD);
     }
     ready_count = count;
     reset_counts();
@@ -630,6 +648,7 @@ int main(void) {
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
+    stream_begin();
     poller = epoll_create1(0);
     buffer = malloc(2 * READ_BYTES);
     setvbuf(stdin, NULL, _IONBF, 0); /* select() must see what is still to be read */

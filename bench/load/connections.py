@@ -1,6 +1,6 @@
 """How fast clients connect and subscribe to one channel, and how much memory an idle subscribed connection takes.
 
-    python -m bench.load.connections [--up-to 10000] [--each] [--json FILE]
+    python -m bench.load.connections [--up-to 10000] [--each] [--tls] [--json FILE]
 
 Starts a redpoll with one worker and a client in C (bench/load/client.c). The memory is the growth of the worker's
 resident set from the 100th connection to the last, divided by their number. It doesn't include the kernel's socket
@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -27,35 +25,25 @@ from typing import Any
 import uvloop
 
 from bench.arguments import parser_of
-from bench.driver import Address, Client
-from bench.load.million import HERE, Driver
+from bench.driver import Address, Client, compiled, processor_s, tls_settings
+from bench.load.million import Driver
+from bench.load.publish import pids_of
 from bench.report import machine, print_table, save
 from server import Server, open_files, rss_bytes
 
 CHANNEL = "bench"
 WARM = 100
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-
-def pids_of(server: Server) -> dict[str, int]:
-    return {"worker": server.worker_pids()[0], "control": server.control_pid, "redis": server.redis_pid}
 
 
 async def connect_each(server: Server, program: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Connects in three rounds, each client with a channel of its own; all leave in between."""
-    address, pids, rows = Address.parse(server.pusher_url), pids_of(server), {}
+    address, pids, rows = Address.of(server), pids_of(server), {}
     driver = Driver()
-    words = [address.host, address.port, address.app_key, 0, options.up_to, options.at_once, "own-*"]
-    await driver.begin([str(program), *map(str, words)])
+    words = [address.host, address.client_port, address.app_key, 0, options.up_to, options.at_once, "own-*"]
+    await driver.begin([str(program), *map(str, words)], tls=options.tls)
     try:
         for number in range(1, 4):
-            before = {name: (cpu_s(pid), rss_bytes(pid)) for name, pid in pids.items()}
+            before = {name: (processor_s(pid), rss_bytes(pid)) for name, pid in pids.items()}
             began = time.monotonic()
             driver.say("come")
             while driver.last["ready"] < options.up_to and time.monotonic() < began + 120:
@@ -63,7 +51,7 @@ async def connect_each(server: Server, program: Path, options: argparse.Namespac
             took_s = driver.last["ready_at"] - began
             # Counts that Redis gets a moment later belong to it.
             await asyncio.sleep(0.2)
-            cpu = {name: cpu_s(pid) - before[name][0] for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) - before[name][0] for name, pid in pids.items()}
             ready = max(driver.last["ready"], 1)
             rows[f"round {number}"] = {
                 "connected": ready,
@@ -82,15 +70,14 @@ async def connect_each(server: Server, program: Path, options: argparse.Namespac
 
 
 def measure_each(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="rpeach") as folder:
-        program = Path(folder) / "crowd"
-        subprocess.run(["cc", "-O2", "-Wall", "-o", program, HERE / "crowd.c", "-lm"], check=True)
-        with Server(workers=1) as server:
+    with tempfile.TemporaryDirectory(prefix="rpeach") as folder, tls_settings(options.tls) as settings:
+        program = compiled("crowd.c", Path(folder) / "crowd", "-lm", tls=options.tls)
+        with Server(workers=1, **settings) as server:
             return uvloop.run(connect_each(server, program, options))
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, tls=True)
     parser.add_argument("--up-to", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=64, help="connections under way at a time")
     parser.add_argument("--each", action="store_true", help="a channel for each connection")
@@ -102,18 +89,22 @@ def main() -> None:
         if options.json is not None:
             save(options.json, "connections", each)
         return
-    with Server(workers=1) as server, Client() as client:
+    with (
+        tls_settings(options.tls) as settings,
+        Server(workers=1, **settings) as server,
+        Client(tls=options.tls) as client,
+    ):
         about = machine()
         print(json.dumps(about))
-        address = Address.parse(server.pusher_url)
+        address = Address.of(server)
         pids = pids_of(server)
         client.connect(address, CHANNEL, WARM, options.at_once)
         before = {name: rss_bytes(pid) for name, pid in pids.items()}
         rows = []
         for count in [count for count in (1000, 2000, 5000, 10_000, 15_000) if count <= options.up_to]:
-            cpu = {name: cpu_s(pid) for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) for name, pid in pids.items()}
             figures = client.connect(address, CHANNEL, count, options.at_once)
-            cpu = {name: cpu_s(pid) - cpu[name] for name, pid in pids.items()}
+            cpu = {name: processor_s(pid) - cpu[name] for name, pid in pids.items()}
             grown = {name: rss_bytes(pid) - before[name] for name, pid in pids.items()}
             rows.append(
                 {
@@ -146,7 +137,8 @@ def main() -> None:
         ],
         ([str(value) for value in row.values()] for row in rows),
     )
-    print("\ngoals: ≥ 10,000/s, as many at 10,000 as at 1,000; ≤ 500 B per connection")
+    if not options.tls:
+        print("\ngoals: ≥ 10,000/s, as many at 10,000 as at 1,000; ≤ 500 B per connection")
     if options.json is not None:
         save(options.json, "connections", {str(row["subscribers"]): row for row in rows})
 

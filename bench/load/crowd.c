@@ -1,5 +1,5 @@
-/* Many Pusher clients in one process: epoll, one thread, 16 bytes and a descriptor for a connection. bench/load/million.py
- * builds it and starts several.
+/* Many Pusher clients in one process: epoll, one thread, 16 bytes and a descriptor for a connection (with TLS more).
+ * bench/load/million.py builds it and starts several.
  *
  *   crowd HOST PORT KEY FIRST COUNT AT_ONCE CHANNEL ADDRESS...
  *
@@ -18,8 +18,12 @@
  * Four times a second prints a line of JSON: open, ready, ready_at, failed, lost, messages, and what was added since the
  * line before to the histograms connect, back (since the last cut or leave) and latency. An event's latency counts from
  * the CLOCK_MONOTONIC seconds in its data, "#channel|number|seconds|". Buckets are those of bench/load/swarm_process.py.
+ *
+ * With BENCH_TLS=1 the clients speak TLS (stream.h). After a `leave` or `cut` they come back with a session ticket.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,11 +39,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stream.h"
+
 enum { BUCKETS = 640, EVENTS_AT_ONCE = 512, READ_BYTES = 1 << 16, MAX_ADDRESSES = 256, FAULTS = 8 };
-enum state { MISSING, CONNECTING, HEAD, SUBSCRIBING, READY };
+enum state { MISSING, CONNECTING, SHAKING, HEAD, SUBSCRIBING, READY };
 
 struct client {
-    int fd;
+    struct stream stream;
     float due;   /* MISSING: not to be opened before, seconds since the beginning */
     float began; /* of the present attempt */
     uint8_t state;
@@ -73,7 +79,7 @@ static void note(uint32_t *histogram, double seconds) {
 
 static void watch(int how, int index, uint32_t events) {
     struct epoll_event event = {.events = events, .data.u32 = (uint32_t)index};
-    epoll_ctl(epoll_fd, how, clients[index].fd, &event);
+    epoll_ctl(epoll_fd, how, clients[index].stream.fd, &event);
 }
 
 /* Closes a connection. `ours`: by our decision, with a reset; it counts as neither lost nor failed. */
@@ -83,9 +89,9 @@ static void drop(int index, int ours, double now) {
         return;
     if (ours) {
         struct linger reset = {1, 0};
-        setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        setsockopt(c->stream.fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     }
-    close(c->fd);
+    stream_close(&c->stream);
     if (c->state == READY) {
         ready_count--;
         open_count--;
@@ -103,8 +109,8 @@ static void drop(int index, int ours, double now) {
 static void begin(int index, double now) {
     struct client *c = &clients[index];
     int one = 1;
-    c->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (c->fd < 0) {
+    c->stream.fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->stream.fd < 0) {
         snprintf(fault, sizeof fault, "socket: %s", strerror(errno));
         failed++;
         c->due = (float)(now - beginning + RETRY_S);
@@ -115,10 +121,10 @@ static void begin(int index, double now) {
     under_way++;
     if (address_count) {
         /* The port is chosen in connect(), by the whole pair of addresses. */
-        setsockopt(c->fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof one);
-        bind(c->fd, (struct sockaddr *)&sources[(first + index) % address_count], sizeof sources[0]);
+        setsockopt(c->stream.fd, IPPROTO_IP, 24 /* IP_BIND_ADDRESS_NO_PORT */, &one, sizeof one);
+        bind(c->stream.fd, (struct sockaddr *)&sources[(first + index) % address_count], sizeof sources[0]);
     }
-    if (connect(c->fd, (struct sockaddr *)&server, sizeof server) < 0 && errno != EINPROGRESS) {
+    if (connect(c->stream.fd, (struct sockaddr *)&server, sizeof server) < 0 && errno != EINPROGRESS) {
         snprintf(fault, sizeof fault, "connect: %s", strerror(errno));
         drop(index, 0, now);
         return;
@@ -127,7 +133,7 @@ static void begin(int index, double now) {
 }
 
 static int send_all(int index, const char *bytes, int size, double now) {
-    if (send(clients[index].fd, bytes, (size_t)size, MSG_NOSIGNAL) == size)
+    if (stream_send(&clients[index].stream, bytes, (size_t)size) == size)
         return 1;
     snprintf(fault, sizeof fault, "send: %s", strerror(errno));
     drop(index, 0, now);
@@ -164,7 +170,7 @@ static void hear(int index, char *bytes, ssize_t size, double now) {
     if (c->state == SUBSCRIBING && memmem(bytes, (size_t)size, "subscription_succeeded", 22)) {
         c->state = READY;
         /* Acknowledge at once, while the server's socket is in the processor's cache, and not 40 ms later. */
-        setsockopt(c->fd, IPPROTO_TCP, TCP_QUICKACK, &(int){1}, sizeof(int));
+        setsockopt(c->stream.fd, IPPROTO_TCP, TCP_QUICKACK, &(int){1}, sizeof(int));
         under_way--;
         ready_count++;
         open_count++;
@@ -199,28 +205,43 @@ static void hear(int index, char *bytes, ssize_t size, double now) {
         send_all(index, PONG, 6, now);
 }
 
+static void upgrade(int index, double now) {
+    char head[400];
+    int length = snprintf(head, sizeof head,
+        "GET /app/%s?protocol=7&client=bench&version=1 HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        key, host);
+    if (send_all(index, head, length, now)) {
+        clients[index].state = HEAD;
+        watch(EPOLL_CTL_MOD, index, EPOLLIN | EPOLLET);
+    }
+}
+
 static void handle(int index, uint32_t events, double now) {
     static char buffer[READ_BYTES + 1];
     struct client *c = &clients[index];
     if (c->state == MISSING)
         return;
     if (c->state == CONNECTING) {
-        char head[400];
-        int error = 0, length;
+        int error = 0;
         socklen_t size = sizeof error;
-        getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        getsockopt(c->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size);
         if (error) {
             snprintf(fault, sizeof fault, "connect: %s", strerror(error));
             drop(index, 0, now);
             return;
         }
-        length = snprintf(head, sizeof head,
-            "GET /app/%s?protocol=7&client=bench&version=1 HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n"
-            "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
-            key, host);
-        if (send_all(index, head, length, now)) {
-            c->state = HEAD;
+        c->state = SHAKING;
+        if (stream_tls)
             watch(EPOLL_CTL_MOD, index, EPOLLIN | EPOLLET);
+    }
+    if (c->state == SHAKING) {
+        int shaken = stream_shake(&c->stream);
+        if (shaken < 0) {
+            snprintf(fault, sizeof fault, "TLS handshake: %s", strerror(errno));
+            drop(index, 0, now);
+        } else if (shaken) {
+            upgrade(index, now);
         }
         return;
     }
@@ -228,7 +249,7 @@ static void handle(int index, uint32_t events, double now) {
     /* Edge-triggered: what is left unread isn't reported again. */
     ssize_t size;
     do {
-        size = recv(c->fd, buffer, READ_BYTES, 0);
+        size = stream_recv(&c->stream, buffer, READ_BYTES);
         if (size > 0) {
             buffer[size] = 0;
             hear(index, buffer, size, now);
@@ -236,7 +257,7 @@ static void handle(int index, uint32_t events, double now) {
             snprintf(fault, sizeof fault, "%s", size == 0 ? "closed by the server" : strerror(errno));
             drop(index, 0, now);
         }
-    } while (c->state != MISSING && (size == READ_BYTES || (size < 0 && errno == EINTR)));
+    } while (c->state != MISSING && (size == READ_BYTES || (stream_tls && size > 0) || (size < 0 && errno == EINTR)));
 }
 
 static void print_histogram(const char *name, uint32_t *histogram) {
@@ -277,6 +298,7 @@ static void report(void) {
 
 static void drop_all(double now) {
     cut_at = now;
+    stream_resumes = 1;
     for (int i = 0; i < count; i++)
         drop(i, 1, now);
 }
@@ -327,6 +349,7 @@ int main(int argc, char **argv) {
         sources[address_count].sin_family = AF_INET;
         inet_pton(AF_INET, argv[i], &sources[address_count].sin_addr);
     }
+    stream_begin();
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);

@@ -6,10 +6,11 @@ loop.
 
     python -m bench.load.end_to_end --nodes 2 --subscribers 1000     two nodes on one Redis, half of the subscribers
     each
+    python -m bench.load.end_to_end --tls                subscribers use TLS; publishers and the reference don't
 
 It publishes in three ways: one event at a time (the next one when all subscribers have the last), batches of ten, and
 over ten connections at once; with several nodes, all to the first one. The reference runs in between, with the same
-client and as many sockets. Not measured: processor time, more than one machine, TLS.
+client and as many sockets. Not measured: processor time, more than one machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.arguments import parser_of
-from bench.driver import Address, Client, frame_bytes
+from bench.driver import Address, Client, frame_bytes, tls_settings
 from bench.report import machine, print_table, save
 from server import Server
 
@@ -36,7 +37,7 @@ PACES = [(100, 100.0), (1000, 20.0), (1000, 100.0)]
 
 @contextlib.contextmanager
 def servers_under_test(
-    url: str | None, nodes: int, workers: int, core: int | None
+    url: str | None, nodes: int, workers: int, core: int | None, tls: bool
 ) -> Iterator[tuple[str, list[Address]]]:
     if url is not None:
         yield "server at PUSHER_URL", [Address.parse(url)]
@@ -45,18 +46,22 @@ def servers_under_test(
     if core is not None:
         os.sched_setaffinity(0, {core})  # All processes of the server inherit this.
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(Server(workers=workers))]
+        settings = stack.enter_context(tls_settings(tls))
+        servers = [stack.enter_context(Server(workers=workers, **settings))]
         while len(servers) < nodes:
-            servers.append(stack.enter_context(second_node(servers[0], len(servers))))
+            servers.append(stack.enter_context(second_node(servers[0], len(servers), settings)))
         os.sched_setaffinity(0, everywhere)
-        name = f"redpoll, {nodes} node(s) with {workers} worker(s)"
-        yield name, [Address.parse(server.pusher_url) for server in servers]
+        name = f"redpoll, {nodes} node(s) with {workers} worker(s)" + ", TLS" * tls
+        yield name, [Address.of(server) for server in servers]
 
 
-def second_node(first: Server, number: int) -> Server:
+def second_node(first: Server, number: int, settings: dict[str, Any]) -> Server:
     """A further node, not started yet, on the Redis and with the records of the first one."""
     server = Server(
-        workers=first.workers, redis_url=f"unix://{first.folder}/data/redis.sock", node_name=f"node-{number}"
+        workers=first.workers,
+        redis_url=f"unix://{first.folder}/data/redis.sock",
+        node_name=f"node-{number}",
+        **settings,
     )
     (server.folder / "data").mkdir(mode=0o700)
     (server.folder / "data" / "redpoll.sqlite").symlink_to(first.folder / "data" / "redpoll.sqlite")
@@ -121,7 +126,7 @@ def measure_latency(client: Client, addresses: Sequence[Address], seconds: float
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, tls=True)
     parser.add_argument("--subscribers", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1, help="of the redpoll that is started here")
@@ -131,8 +136,11 @@ def main() -> None:
     options = parser.parse_args()
     core = 0 if options.pin else None
     with (
-        servers_under_test(os.environ.get("PUSHER_URL"), options.nodes, options.workers, core) as (name, addresses),
-        Client(1 if options.pin else None, core) as client,
+        servers_under_test(os.environ.get("PUSHER_URL"), options.nodes, options.workers, core, options.tls) as (
+            name,
+            addresses,
+        ),
+        Client(1 if options.pin else None, core, tls=options.tls) as client,
     ):
         about = {**machine(), "server": name, "pinned": options.pin, "runs": options.runs}
         print(json.dumps(about))
@@ -187,7 +195,7 @@ def main() -> None:
         )
     print()
     for row in rows:
-        if row["subscribers"] == 1000 and row["mode"] in GOALS and len(addresses) == 1:
+        if row["subscribers"] == 1000 and row["mode"] in GOALS and len(addresses) == 1 and not options.tls:
             per_s, ratio = GOALS[row["mode"]]
             print(
                 f"{row['mode']}: {row['deliveries_per_s']} of {per_s} deliveries/s; "

@@ -1,11 +1,13 @@
 /* An HTTP/1.1 client that costs next to nothing: it sends the requests of a file over and over.
  *
- *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]
+ *     hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [split]
  *
  * FILE holds whole requests, each after its length as a little-endian 32-bit number. Every connection has one request
  * under way at a time; with RATE they send that many a second in all (0: as fast as answers come). `each`: a connection
- * for each request, as PHP does it. `tls` needs -DTLS -lssl. Prints one line of JSON. Understands answers with
- * Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due.
+ * for each request, as PHP does it. `split`: head and body are a packet each, sent one after the other as libraries do;
+ * the body after 100 Continue where the head asks for it. Prints one line of JSON. Understands answers with
+ * Content-Length only, on purpose. With RATE, latency counts from the moment at which a request was due. BENCH_TLS=1:
+ * over TLS (stream.h); connections of one request resume the session of the first.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,20 +22,17 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef TLS
-#include <openssl/ssl.h>
-#endif
+#include "stream.h"
 
 enum { ANSWER_BYTES = 16384 };
 
 struct connection {
-    int fd;
-    int connecting;
+    struct stream stream;
+    int connecting, shaking;
     size_t filled;          /* bytes of the answer read so far */
     uint64_t sent_ns;       /* when the request under way was written, or due */
-#ifdef TLS
-    SSL *ssl;
-#endif
+    char *rest;             /* of the request under way, to be sent after 100 Continue, and its size */
+    size_t rest_size;
     char answer[ANSWER_BYTES + 1];
 };
 
@@ -47,7 +46,7 @@ static size_t latency_room = 1 << 22, answered, refused, broken;
 static struct connection **idle; /* answered, and not yet due again */
 static size_t idle_count;
 static uint64_t interval_ns, due_ns;
-static int epoll, each, tls;
+static int epoll, each, split;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
 static void die(const char *what) { perror(what); exit(1); }
@@ -78,47 +77,50 @@ static void load(const char *path)
     }
 }
 
-#ifdef TLS
-static void start_tls(struct connection *c)
+static void watch(struct connection *c, int how, uint32_t events)
 {
-    static SSL_CTX *context;
-    if (!context && !(context = SSL_CTX_new(TLS_client_method()))) die("SSL_CTX_new");
-    c->ssl = SSL_new(context);
-    SSL_set_fd(c->ssl, c->fd);
-    /* Blocking: handshakes are over before the clock starts. */
-    if (SSL_connect(c->ssl) != 1) { fprintf(stderr, "TLS handshake failed\n"); exit(1); }
-    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    struct epoll_event event = {.events = events, .data.ptr = c};
+    epoll_ctl(epoll, how, c->stream.fd, &event);
 }
-#endif
 
 static void open_connection(struct connection *c)
 {
-    c->fd = socket(AF_INET, SOCK_STREAM | (each ? SOCK_NONBLOCK : 0), 0);
-    if (c->fd < 0) die("socket");
-    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    c->stream.fd = socket(AF_INET, SOCK_STREAM | (each ? SOCK_NONBLOCK : 0), 0);
+    if (c->stream.fd < 0) die("socket");
+    setsockopt(c->stream.fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     c->connecting = each;
-    if (connect(c->fd, (struct sockaddr *)&address, sizeof address) && errno != EINPROGRESS) die("connect");
-#ifdef TLS
-    if (tls) start_tls(c);
-#endif
-    struct epoll_event event = {.events = each ? EPOLLOUT : EPOLLIN, .data.ptr = c};
-    epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event);
+    if (connect(c->stream.fd, (struct sockaddr *)&address, sizeof address) && errno != EINPROGRESS) die("connect");
+    if (!each) {
+        /* Blocking: handshakes are over before the clock starts. */
+        if (stream_shake(&c->stream) != 1) die("TLS handshake");
+        fcntl(c->stream.fd, F_SETFL, O_NONBLOCK);
+    }
+    watch(c, EPOLL_CTL_ADD, each ? EPOLLOUT : EPOLLIN);
+}
+
+static void write_all(struct connection *c, const char *at, size_t size)
+{
+    while (size) {
+        ssize_t now = stream_send(&c->stream, at, size);
+        if (now < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (now <= 0) die("send");
+        at += now;
+        size -= now;
+    }
 }
 
 static void write_request(struct connection *c)
 {
-    size_t r = next_request++ % request_count;
-    size_t sent = 0;
-    while (sent < sizes[r]) {
-        ssize_t now;
-#ifdef TLS
-        if (tls) now = SSL_write(c->ssl, requests[r] + sent, sizes[r] - sent);
-        else
-#endif
-        now = send(c->fd, requests[r] + sent, sizes[r] - sent, MSG_NOSIGNAL);
-        if (now < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-        if (now <= 0) die("send");
-        sent += now;
+    size_t r = next_request++ % request_count, first = sizes[r];
+    char *end = split ? memmem(requests[r], sizes[r], "\r\n\r\n", 4) : NULL;
+    c->rest_size = 0;
+    if (end) first = end + 4 - requests[r];
+    write_all(c, requests[r], first);
+    if (end && memmem(requests[r], first, "100-continue", 12)) {
+        c->rest = requests[r] + first;
+        c->rest_size = sizes[r] - first;
+    } else {
+        write_all(c, requests[r] + first, sizes[r] - first);
     }
 }
 
@@ -153,21 +155,16 @@ static size_t whole_answer(struct connection *c)
     char *end = strstr(c->answer, "\r\n\r\n");
     if (!end) return 0;
     char *length = strcasestr(c->answer, "\r\ncontent-length:");
+    if (!strncmp(c->answer + 9, "100", 3)) {
+        /* The answer follows. */
+        c->filled -= end + 4 - c->answer;
+        memmove(c->answer, end + 4, c->filled);
+        write_all(c, c->rest, c->rest_size);
+        c->rest_size = 0;
+        return whole_answer(c);
+    }
     size_t whole = end + 4 - c->answer + (length && length < end ? strtoul(length + 17, NULL, 10) : 0);
     return c->filled >= whole ? whole : 0;
-}
-
-static ssize_t receive(struct connection *c)
-{
-#ifdef TLS
-    if (tls) {
-        int got = SSL_read(c->ssl, c->answer + c->filled, ANSWER_BYTES - c->filled);
-        if (got > 0) return got;
-        if (SSL_get_error(c->ssl, got) == SSL_ERROR_WANT_READ) { errno = EAGAIN; return -1; }
-        return 0;
-    }
-#endif
-    return recv(c->fd, c->answer + c->filled, ANSWER_BYTES - c->filled, MSG_DONTWAIT);
 }
 
 static int by_size(const void *a, const void *b)
@@ -178,7 +175,7 @@ static int by_size(const void *a, const void *b)
 
 int main(int argc, char **argv)
 {
-    if (argc < 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [tls]\n"); return 2; }
+    if (argc < 6) { fprintf(stderr, "hammer HOST PORT CONNECTIONS SECONDS FILE [RATE] [each] [split]\n"); return 2; }
     int count = atoi(argv[3]);
     epoll = epoll_create1(0);
     address.sin_port = htons(atoi(argv[2]));
@@ -187,11 +184,10 @@ int main(int argc, char **argv)
     if (argc > 6 && atof(argv[6]) > 0) interval_ns = (uint64_t)(1e9 / atof(argv[6]));
     for (int i = 7; i < argc; i++) {
         if (!strcmp(argv[i], "each")) each = 1;
-        if (!strcmp(argv[i], "tls")) tls = 1;
+        if (!strcmp(argv[i], "split")) split = 1;
     }
-#ifndef TLS
-    if (tls) { fprintf(stderr, "compiled without TLS\n"); return 2; }
-#endif
+    stream_begin();
+    stream_resumes = each;
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
     idle = calloc(count, sizeof *idle);
@@ -211,19 +207,25 @@ int main(int argc, char **argv)
             if (c->connecting) {
                 int fault = 0;
                 socklen_t size = sizeof fault;
-                getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &fault, &size);
+                getsockopt(c->stream.fd, SOL_SOCKET, SO_ERROR, &fault, &size);
                 if (fault) { errno = fault; die("connect"); }
                 c->connecting = 0;
-                struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-                epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event);
+                c->shaking = 1;
+                watch(c, EPOLL_CTL_MOD, EPOLLIN);
+            }
+            if (c->shaking) {
+                int shaken = stream_shake(&c->stream);
+                if (shaken < 0) die("TLS handshake");
+                if (!shaken) continue;
+                c->shaking = 0;
                 write_request(c);
                 continue;
             }
-            ssize_t got = receive(c);
+            ssize_t got = stream_recv(&c->stream, c->answer + c->filled, ANSWER_BYTES - c->filled);
             if (got < 0 && errno == EAGAIN) continue;
             if (got <= 0) {
                 if (!broken++) fprintf(stderr, "the server closed a connection without an answer\n");
-                close(c->fd);
+                stream_close(&c->stream);
                 if (!each) return 1;
                 go_on(c);
                 continue;
@@ -235,7 +237,7 @@ int main(int argc, char **argv)
             }
             if (answered < latency_room) latencies_us[answered] = (now_ns() - c->sent_ns) / 1000;
             answered++;
-            if (each) close(c->fd);
+            if (each) stream_close(&c->stream);
             go_on(c);
         }
     }

@@ -6,11 +6,11 @@
 
 Starts a redpoll with as many workers as the limit of descriptors demands, and driver processes in C
 (bench/load/crowd.c) that connect from several loopback addresses. All clients subscribe to one channel (`--each`: one
-each). Then, one after the other: a broadcast to all; all connections are reset at once; all connect at once; Redis is
-killed under them; all are reset and come back a second later. Meanwhile a caller publishes 20 times a second to a
-channel without subscribers: `api` has its answer times in each phase. Real clients are on other machines, so the
-drivers run at a lower priority, and while all are connected they read every 10 ms: latencies are up to that much
-longer, and the server's processes are interrupted less.
+each; `--tls`: over TLS, from the second time on with a session ticket). Then, one after the other: a broadcast to all;
+all connections are reset at once; all connect at once; Redis is killed under them; all are reset and come back a second
+later. Meanwhile a caller publishes 20 times a second to a channel without subscribers: `api` has its answer times in
+each phase. Real clients are on other machines, so the drivers run at a lower priority, and while all are connected they
+read every 10 ms: latencies are up to that much longer, and the server's processes are interrupted less.
 
 The kernel looks for the connection of each packet in a table of 262,144 entries or so, and here it holds both ends. As
 root, the run can have a network namespace with a larger one:
@@ -36,7 +36,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,17 +52,17 @@ from rich.console import Console
 # load.py has put the folder of the tests on the path.
 import server as server_module
 from bench.arguments import parser_of
-from bench.driver import Address
+from bench.driver import Address, client_environment, compiled, tls_settings
 from bench.load import swarm
 from bench.report import save
 from server import Server
 from wire import signed_path
 
-HERE = Path(__file__).parent
 MAX_CONNECTIONS = 1_000_000
 # Of a connection, both ends, in user space and kernel; of a worker and of a driver without connections. Estimates for
 # what fits; a run measures its own.
 BYTES_PER_CONNECTION = 10_000
+BYTES_PER_TLS_CONNECTION = 50_000
 BYTES_PER_PROCESS = 60_000_000
 # Of the descriptors that a worker allows itself (worker/main.py); the kernel spreads connections evenly to about 1 %.
 FILL = 0.96
@@ -92,23 +91,24 @@ def available_bytes() -> int:
     return available
 
 
-def fitting(wanted: int) -> int:
-    """How many connections fit into the memory, at most `wanted`."""
+def fitting(wanted: int, each_bytes: int) -> int:
+    """How many connections of this size fit into the memory, at most `wanted`."""
     processes = 2 * math.ceil(wanted / per_worker())
-    room = int((0.8 * available_bytes() - processes * BYTES_PER_PROCESS) / BYTES_PER_CONNECTION)
+    room = int((0.8 * available_bytes() - processes * BYTES_PER_PROCESS) / each_bytes)
     return max(0, min(wanted, room))
 
 
 def prepare(options: argparse.Namespace) -> swarm.Plan:
     """Prints what the run needs, and ends the program where something is missing."""
-    fits = fitting(options.connections or MAX_CONNECTIONS)
+    each_bytes = BYTES_PER_TLS_CONNECTION if options.tls else BYTES_PER_CONNECTION
+    fits = fitting(options.connections or MAX_CONNECTIONS, each_bytes)
     count = options.connections = options.connections or fits // 1000 * 1000
     options.workers = options.workers or math.ceil(count / per_worker())
     options.bound = options.bound or 240 + count / 1000
     address = Address.parse("http://key:secret@127.0.0.1:6001/apps/1")
     plan = swarm.plan_for(address, count, options.processes, [])
     plan.needs.append(f"{options.workers} workers with at most {per_worker():,} connections each")
-    size = count * BYTES_PER_CONNECTION + (options.workers + plan.processes) * BYTES_PER_PROCESS
+    size = count * each_bytes + (options.workers + plan.processes) * BYTES_PER_PROCESS
     plan.needs.append(f"about {size / 1e9:.1f} GB of memory ({available_bytes() / 1e9:.1f} GB available)")
     if entries := table_entries():
         plan.needs.append(
@@ -167,9 +167,14 @@ def open_files(pids: list[int]) -> int:
 class Driver(swarm.Child):
     """One process of crowd.c."""
 
-    async def begin(self, command: list[str]) -> None:
+    async def begin(self, command: list[str], *, tls: bool = False) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            "nice", *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24
+            "nice",
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 24,
+            env=client_environment(tls),
         )
         assert self.process.stdout is not None
         self.last = self.idle = msgspec.json.decode(await self.process.stdout.readline())
@@ -191,7 +196,7 @@ class Crowd:
 
     def __init__(self, options: argparse.Namespace, plan: swarm.Plan, server: Server) -> None:
         self.options, self.plan, self.server = options, plan, server
-        self.address = Address.parse(server.pusher_url)
+        self.address = Address.of(server)
         self.drivers: list[Driver] = []
         self.pids = [server.pid, server.control_pid, server.redis_pid, *server.worker_pids()]
         self.workers = server.worker_pids()
@@ -212,8 +217,16 @@ class Crowd:
         at_once = max(1, self.options.at_once // processes)
         for first, end in itertools.pairwise(firsts):
             driver = Driver()
-            words = [self.address.host, self.address.port, self.address.app_key, first, end - first, at_once, channel]
-            await driver.begin([str(program), *map(str, words), *self.plan.addresses])
+            words = [
+                self.address.host,
+                self.address.client_port,
+                self.address.app_key,
+                first,
+                end - first,
+                at_once,
+                channel,
+            ]
+            await driver.begin([str(program), *map(str, words), *self.plan.addresses], tls=self.options.tls)
             self.drivers.append(driver)
 
     def say(self, word: str) -> None:
@@ -520,6 +533,7 @@ def figures_of(crowd: Crowd, log: str) -> dict[str, Any]:
         "drivers": crowd.plan.processes,
         "table_entries": table_entries(),
         "channels": "one each" if options.each else "one for all",
+        "tls": options.tls,
         "complete": all(phase.get("complete", True) for phase in crowd.phases),
         "fenced": log.count("worker fenced"),
         "reaped": log.count("worker reaped"),
@@ -538,7 +552,7 @@ def end_on_signal(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, tls=True)
     parser.add_argument("--connections", type=int, default=0, help="0: as many as fit, at most a million")
     parser.add_argument("--workers", type=int, default=0, help="0: as many as the descriptors demand")
     parser.add_argument("--processes", type=int, default=0, help="drivers; 0: as many as the descriptors demand")
@@ -555,12 +569,10 @@ def main() -> None:
     server_module.READY_WITHIN_S = 30.0 + 4 * options.workers
     server_module.STOPPED_WITHIN_S = 20.0 + 2 * options.workers
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with tempfile.TemporaryDirectory(prefix="rpcrowd") as folder:
-        program = Path(folder) / "crowd"
-        subprocess.run(["cc", "-O2", "-Wall", "-o", program, HERE / "crowd.c", "-lm"], check=True)
-        with Server(
-            workers=options.workers, files=(files, files), activity_timeout_s=1_000, max_connections_per_address=0
-        ) as server:
+    with tempfile.TemporaryDirectory(prefix="rpcrowd") as folder, tls_settings(options.tls) as settings:
+        program = compiled("crowd.c", Path(folder) / "crowd", "-lm", tls=options.tls)
+        settings |= {"activity_timeout_s": 1_000, "max_connections_per_address": 0}
+        with Server(workers=options.workers, files=(files, files), **settings) as server:
             crowd = uvloop.run(run(options, plan, server, program))
             signal.signal(signal.SIGTERM, end_on_signal)
             figures = figures_of(crowd, (server.folder / "err").read_text(errors="replace"))

@@ -35,9 +35,8 @@ from typing import NamedTuple
 import msgspec
 
 from bench.arguments import parser_of
-from bench.driver import Address, publish_request
+from bench.driver import Address, client_environment, compiled, processor_s, publish_request, tls_settings
 from bench.report import save
-from certs import self_signed
 from redpoll.config.config import Settings
 from redpoll.host import embedded
 from redpoll.ipc.child_pipe import ChildPipe
@@ -48,7 +47,6 @@ from server import APP_SECRET as SERVER_SECRET
 from server import Server, cpu_s
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
-HERE = Path(__file__).parent
 CONTROL = (
     "import sys; from redpoll.control.main import main; from redpoll.ipc.child_pipe import ChildPipe; "
     "main(ChildPipe(int(sys.argv[1])))"
@@ -71,12 +69,6 @@ def write_requests(
             channels = [f"bench-{number}-{at}" for at in range(events)]
             request = publish_request(address, [(channel, data) for channel in channels], close=closes)
             out.write(struct.pack("<I", len(request)) + request)
-
-
-def compiled(source: str, to: Path, *flags: str) -> Path:
-    """A C program of this folder."""
-    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-o", to, HERE / source, *flags], check=True)
-    return to
 
 
 class Bench:
@@ -197,12 +189,13 @@ def wait_ready(port: int, path: str) -> None:
 
 
 class Target(NamedTuple):
-    """A server to send requests to. `pids`: its processes by role, where they are known. `tls_port`: 0 without."""
+    """A server to send requests to. `pids`: its processes by role, where they are known. `tls`: whether its port
+    speaks TLS."""
 
     port: int
     pids: dict[str, int]
     host: str = "127.0.0.1"
-    tls_port: int = 0
+    tls: bool = False
 
 
 class Measured(NamedTuple):
@@ -214,25 +207,20 @@ class Measured(NamedTuple):
     us: dict[str, float]
 
 
+def pids_of(server: Server) -> dict[str, int]:
+    """The processes of a server with one worker that take part in a publish."""
+    return {"worker": server.worker_pids()[0], "control": server.control_pid, "redis": server.redis_pid}
+
+
 @contextlib.contextmanager
 def redpoll(core: set[int], tls: bool) -> Iterator[Target]:
     everywhere = os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
-        options: dict[str, object] = {"log_level": "warning"}
-        if tls:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            cert, key = self_signed(folder)
-            options |= {"tls_port": 0, "tls_cert": cert, "tls_key": key}
+        options = stack.enter_context(tls_settings(tls))
         os.sched_setaffinity(0, core)  # inherited by all processes of the server
-        server = stack.enter_context(Server(workers=1, **options))
+        server = stack.enter_context(Server(workers=1, log_level="warning", **options))
         os.sched_setaffinity(0, everywhere)
-        pids = {
-            "worker": server.worker_pids()[0],
-            "control": server.control_pid,
-            "redis": server.redis_pid,
-        }
-        port = int(server.tls_url.rpartition(":")[2]) if tls else 0
-        yield Target(server.port, pids, tls_port=port)
+        yield Target(Address.of(server).client_port, pids_of(server), tls=tls)
 
 
 @contextlib.contextmanager
@@ -259,10 +247,9 @@ def run(
     core: int,
 ) -> Measured:
     """Sends `requests` to `target`. Ends the bench at an answer that isn't 200."""
-    port = target.tls_port if "tls" in words else target.port
-    before = {role: cpu_s(pid) for role, pid in target.pids.items()}
-    command = [client, target.host, str(port), str(connections), str(seconds), requests, str(rate), *words]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE)
+    before = {role: processor_s(pid) for role, pid in target.pids.items()}
+    command = [client, target.host, str(target.port), str(connections), str(seconds), requests, str(rate), *words]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, env=client_environment(target.tls))
     os.sched_setaffinity(running.pid, {core})
     out, _ = running.communicate()
     if running.returncode:
@@ -270,7 +257,7 @@ def run(
     found: dict[str, float] = msgspec.json.decode(out)
     if found["refused"]:
         sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
-    us = {role: (cpu_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
+    us = {role: (processor_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
     return Measured(found["requests"] / found["seconds"], found["p50_us"], found["p99_us"], us)
 
 
@@ -283,7 +270,7 @@ def median(rounds: list[Measured]) -> Measured:
 
 
 def main() -> None:
-    arguments = parser_of(__doc__)
+    arguments = parser_of(__doc__, tls=True)
     arguments.add_argument("--connections", default="1,16,64")
     arguments.add_argument("--seconds", type=float, default=5.0)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -292,19 +279,18 @@ def main() -> None:
     arguments.add_argument("--connection-each", action="store_true")
     arguments.add_argument("--batch", action="store_true", help="ten events a request")
     arguments.add_argument("--large", action="store_true", help="10 KB of data a request")
-    arguments.add_argument("--tls", action="store_true")
     given = arguments.parse_args()
     everywhere = sorted(os.sched_getaffinity(0))
     cores, client_core = set(everywhere[: given.cores]), everywhere[-1]
     url = os.environ.get("PUSHER_URL")
     events, data_bytes = 10 if given.batch else 1, 10_000 if given.large and not given.batch else 100
-    words = ["each"] * given.connection_each + ["tls"] * given.tls
+    words = ["each"] * given.connection_each
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        client = compiled("hammer.c", folder / "hammer", *(["-DTLS", "-lssl", "-lcrypto"] if given.tls else []))
+        client = compiled("hammer.c", folder / "hammer", tls=given.tls)
         if url:
             address = Address.parse(url)
-            tested = Target(address.port, {}, socket.gethostbyname(address.host), address.port)
+            tested = Target(address.port, {}, socket.gethostbyname(address.host), given.tls)
         else:
             tested = stack.enter_context(redpoll(cores, given.tls))
             address = Address(tested.host, tested.port, SERVER_APP_ID, SERVER_KEY, SERVER_SECRET)

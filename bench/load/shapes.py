@@ -1,146 +1,147 @@
 """Processor time of a publish for each shape of request that libraries and proxies send, beside the usual shape.
 
-    python -m bench.load.shapes [--requests 6400] [--rounds 3] [--connections 64]
+    python -m bench.load.shapes [--seconds 0.4] [--rounds 3] [--connections 64]         two minutes
+    python -m bench.load.shapes --only php rust nginx --rate 4000
 
-Starts a redpoll with one worker, which trusts this machine as a proxy. A client sends each shape of
-tests/library_requests.py, in turns with the usual one, on many connections: the first packet on each of them, then the
-second on each, then it reads the answers. `us` is processor time of worker and control per publish; `ratio` is to the
-usual shape, with a connection each or without, as the shape has it.
+Starts a redpoll with one worker, all of its processes on one core, which trusts this machine as a proxy. hammer.c sends
+each shape of tests/library_requests.py from the other core, in turns with the usual one, over as many connections: as
+fast as answers come, or --rate a second. Packets of a shape follow each other at once, as libraries send them (1 µs
+between two calls of send(2)), or after 100 Continue. A shape whose connection ends after the answer is compared with
+the usual shape and a connection each.
+
+`us` is processor time of all of redpoll (worker, control, Redis) for each publish, `ratio` the median of the rounds'
+ratios to the usual shape; `!` marks one beyond its goal. The last line has the share of all requests that the worker
+read in one step, and that control answered by its fast path, as /metrics counts them. Traced calls, a few a second,
+take the other way. Not measured: wall times.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import socket
+import platform
 import statistics
+import struct
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.arguments import parser_of
+from bench.driver import compiled
+from bench.load.publish import Measured, Target, pids_of, run
 from bench.report import save
-from library_requests import BODY, LIBRARY_REQUESTS, TARGET
-from server import APP_ID, APP_KEY, APP_SECRET, Server
+from leading import command
+from library_requests import LIBRARY_REQUESTS, USUAL, USUAL_EACH, LibraryRequest
+from server import Server
 
-USUAL = "usual, keep-alive"
-USUAL_EACH = "usual, a connection each"
-_USUAL_HEAD = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-
-
-def signed(packets: tuple[bytes, ...]) -> list[bytes]:
-    """The packets of a request for the app of tests/server.py, signed now."""
-    path = f"/apps/{APP_ID}/events"
-    stamp = int(time.time())
-    query = f"auth_key={APP_KEY}&auth_timestamp={stamp}&auth_version=1.0&body_md5={hashlib.md5(BODY).hexdigest()}"
-    signature = hmac.new(APP_SECRET.encode(), f"POST\n{path}\n{query}".encode(), hashlib.sha256).hexdigest()
-    target = f"{path}?{query}&auth_signature={signature}".encode()
-    plain = TARGET.partition(b"?")[0]
-    pair = {b"X-Service-Key: key\r\n": APP_KEY, b"X-Service-Secret: secret\r\n": APP_SECRET}
-    head, *rest = packets
-    if b"X-Service-Key" in head:
-        head = head.replace(plain, path.encode())
-        for line, value in pair.items():
-            head = head.replace(line, line.split(b" ")[0] + f" {value}\r\n".encode())
-    return [head.replace(TARGET, target), *rest]
+GOAL, GOAL_EACH = 1.3, 1.15
+# Workers write their counters every 5 s.
+COUNTED_WITHIN_S = 30.0
 
 
-class Client:
-    """A connection to `port`, made when it is needed."""
+class Row(NamedTuple):
+    """One shape in one round: its own run, and that of the usual shape."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._socket: socket.socket | None = None
-
-    def send(self, packet: bytes) -> None:
-        if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self._port))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(packet)
-
-    def read_answer(self) -> None:
-        """Ends the bench at an answer that isn't 200."""
-        assert self._socket is not None
-        answer = b""
-        while not answer.endswith(b"{}"):
-            received = self._socket.recv(4096)
-            answer += received
-            if not received:
-                break
-        if b" 200 " not in answer[:20]:
-            raise SystemExit(f"not answered with 200: {answer!r}")
-        if b"\r\nConnection: close\r\n" in answer:
-            self.close()
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
+    own: Measured
+    usual: Measured
 
 
-def used_us(pid: int) -> float:
-    """The processor time that a process of one busy thread has used; finer than the clock's ticks."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e3
+def us(measured: Measured) -> float:
+    return sum(measured.us.values())
 
 
-def publish(clients: list[Client], packets: list[bytes]) -> None:
-    """One request on each connection."""
-    for packet in packets:
-        for client in clients:
-            client.send(packet)
-    for client in clients:
-        client.read_answer()
+class Bench:
+    """The client's side. `token` is for the shape with one."""
+
+    def __init__(self, server: Server, folder: Path, options: tuple[int, float, int], token: str) -> None:
+        self._server, self._folder, self._token = server, folder, token
+        self._connections, self._seconds, self._rate = options
+        self._client = compiled("hammer.c", folder / "hammer")
+        self._target = Target(server.port, pids_of(server))
+
+    def measure(self, shape: LibraryRequest) -> Measured:
+        requests, server = self._folder / "requests", self._server
+        packets = shape.signed(server.app_id, server.app_key, server.app_secret, self._token)
+        request = b"".join(packets)
+        requests.write_bytes(struct.pack("<I", len(request)) + request)
+        words = ["each"] * shape.closes + ["split"] * (len(packets) > 1)
+        core = max(os.sched_getaffinity(0))
+        return run(self._client, self._target, requests, self._connections, self._seconds, self._rate, words, core)
+
+    def compare(self, shape: LibraryRequest, turn: int) -> Row:
+        """Each goes first in every other turn."""
+        usual = USUAL_EACH if shape.closes else USUAL
+        if turn % 2:
+            return Row(self.measure(shape), self.measure(usual))
+        reference = self.measure(usual)
+        return Row(self.measure(shape), reference)
 
 
-def measure(server: Server, packets: tuple[bytes, ...], requests: int, connections: int) -> float:
-    """Microseconds of processor time of worker and control per publish."""
-    pids = (server.worker_pids()[0], server.control_pid)
-    clients, ready = [Client(server.port) for _ in range(connections)], signed(packets)
-    publish(clients, ready)
-    before = sum(map(used_us, pids))
-    turns = max(requests // connections, 1)
-    for _ in range(turns):
-        publish(clients, ready)
-    us = sum(map(used_us, pids)) - before
-    for client in clients:
-        client.close()
-    return us / (turns * connections)
+def counted(server: Server) -> tuple[float, float, float]:
+    """HTTP requests that the worker sent on; of these, usual ones; publishes by control's fast path."""
+    found = dict.fromkeys(
+        ("redpoll_http_forwarded_total", "redpoll_http_usual_total", "redpoll_publishes_fast_total"), 0.0
+    )
+    for (name, _), value in server.metrics().items():
+        if name in found:
+            found[name] += value
+    forwarded, usual, fast = found.values()
+    return forwarded, usual, fast
+
+
+def settled(server: Server) -> tuple[float, float, float]:
+    """`counted`, once the worker has written its counters after the last request."""
+    until, before, seen = time.monotonic() + COUNTED_WITHIN_S, None, counted(server)
+    while time.monotonic() < until and (seen[0] < seen[2] or seen != before):
+        # Longer than between two of its reports.
+        time.sleep(6)
+        before, seen = seen, counted(server)
+    return seen
 
 
 def main() -> None:
     arguments = parser_of(__doc__)
-    arguments.add_argument("--requests", type=int, default=6400, help="of each shape in each round")
-    arguments.add_argument("--connections", type=int, default=64)
+    arguments.add_argument("--seconds", type=float, default=0.4, help="of each run")
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--connections", type=int, default=64)
+    arguments.add_argument("--rate", type=int, default=0, help="requests a second; 0: as fast as answers come")
+    arguments.add_argument("--only", nargs="+", default=[""], help="shapes whose name begins so")
     given = arguments.parse_args()
-    shapes: dict[str, tuple[bytes, ...]] = {
-        USUAL: (_USUAL_HEAD % (TARGET, b"", len(BODY), BODY),),
-        USUAL_EACH: (_USUAL_HEAD % (TARGET, b"Connection: close\r\n", len(BODY), BODY),),
-    }
-    # The server of this bench has no token.
-    shapes |= {name: packets for name, packets in LIBRARY_REQUESTS.items() if name != "a token"}
+    shapes = {name: shape for name, shape in LIBRARY_REQUESTS.items() if name.startswith(tuple(given.only))}
+    if not shapes:
+        sys.exit(f"no shape begins so; there are: {', '.join(LIBRARY_REQUESTS)}")
     everywhere = os.sched_getaffinity(0)
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
-    with Server(workers=1, log_level="warning", trusted_proxies="127.0.0.1") as server:
-        os.sched_setaffinity(0, {max(everywhere)})
-        for _ in range(given.rounds):
-            for name, packets in shapes.items():
-                usual = shapes[USUAL_EACH if b"\r\nConnection: close\r\n" in packets[0] else USUAL]
-                rounds[name].append(
-                    (
-                        measure(server, packets, given.requests, given.connections),
-                        measure(server, usual, given.requests, given.connections),
-                    )
-                )
-    print(f"{'':34}{'us':>8}{'usual':>8}{'ratio':>8}")
-    figures = {}
-    for name, times in rounds.items():
-        us, usual_us = (statistics.median(column) for column in zip(*times, strict=True))
-        ratio = statistics.median(one / other for one, other in times)
-        print(f"{name:34}{us:8.1f}{usual_us:8.1f}{ratio:8.2f}")
-        figures[name] = {"us": us, "usual_us": usual_us, "ratio": ratio}
+    rounds: dict[str, list[Row]] = {name: [] for name in shapes}
+    with tempfile.TemporaryDirectory(prefix="rpshapes") as folder:
+        os.sched_setaffinity(0, {min(everywhere)})  # inherited by all processes of the server
+        with Server(workers=1, log_level="warning", trusted_proxies="127.0.0.1") as server:
+            os.sched_setaffinity(0, everywhere)
+            token = command(server, "token", "create", server.app_id, "--name", "bench", "--scope", "publish")["token"]
+            bench = Bench(server, Path(folder), (given.connections, given.seconds, given.rate), token)
+            for usual in (USUAL, USUAL_EACH):
+                # The first run is slower than later ones.
+                bench.measure(usual)
+            for turn in range(given.rounds):
+                for name, shape in shapes.items():
+                    rounds[name].append(bench.compare(shape, turn))
+            forwarded, usual_, fast = settled(server)
+    print(f"{platform.machine()}, CPython {platform.python_version()}, {given.connections} connections")
+    print(f"{'':46}{'us':>8}{'usual':>8}{'ratio':>7}{'goal':>6}   us by process")
+    figures: dict[str, object] = {}
+    for name, rows in rounds.items():
+        own, reference = (statistics.median(us(one) for one in side) for side in zip(*rows, strict=True))
+        ratio = statistics.median(us(row.own) / us(row.usual) for row in rows)
+        goal = GOAL_EACH if shapes[name].closes else GOAL
+        parts = {role: statistics.median(row.own.us[role] for row in rows) for role in rows[0].own.us}
+        shown = " + ".join(f"{role} {value:.1f}" for role, value in parts.items())
+        print(f"{name:46}{own:8.1f}{reference:8.1f}{ratio:7.2f}{goal:6}{' ' if ratio <= goal else '!'}  {shown}")
+        figures[name] = {"us": round(own, 1), "usual_us": round(reference, 1), "ratio": round(ratio, 2)}
+    print(
+        f"of {forwarded:,.0f} requests {usual_ / forwarded:.2%} were read in one step, {fast / forwarded:.2%} were fast"
+    )
     if given.json:
-        save(given.json, "shapes", figures)
+        save(given.json, "shapes", figures, usual=usual_ / forwarded, fast=fast / forwarded)
 
 
 if __name__ == "__main__":

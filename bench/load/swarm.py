@@ -39,7 +39,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.arguments import parser_of
-from bench.driver import Address
+from bench.driver import Address, tls_settings
 from bench.load.swarm_process import bucket_ms
 from bench.report import command_line, percentile, save
 
@@ -265,6 +265,7 @@ class Run:
         firsts = [count * index // processes for index in range(processes + 1)]
         common = {
             "url": self.options.url,
+            "tls_port": self.options.tls_port,
             "profile": self.options.profile,
             "total": count,
             "addresses": self.plan.addresses,
@@ -555,12 +556,12 @@ def bare_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def redpoll(workers: int) -> Iterator[str]:
-    """A redpoll of this checkout with its own data folder: its PUSHER_URL."""
+def redpoll(workers: int, tls: bool) -> Iterator[tuple[str, int]]:
+    """A redpoll of this checkout: its PUSHER_URL, and the port of clients that use TLS, or 0."""
     from server import Server
 
-    with Server(workers=workers) as server:
-        yield server.pusher_url
+    with tls_settings(tls) as settings, Server(workers=workers, **settings) as server:
+        yield server.pusher_url, Address.of(server).tls_port
 
 
 # -- command line --------------------------------------------------------------------------------------------------
@@ -568,7 +569,7 @@ def redpoll(workers: int) -> Iterator[str]:
 
 def arguments(description: str) -> argparse.ArgumentParser:
     """The options that swarm and storm share."""
-    parser = parser_of(description)
+    parser = parser_of(description, tls=True)
     parser.add_argument(
         "--url",
         default=os.environ.get("PUSHER_URL"),
@@ -596,10 +597,13 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> Plan:
     addresses = [word for word in options.addresses.split(",") if word]
     plan = plan_for(address, options.connections, options.processes, addresses)
     plan.print_or_exit(options.dry_run)
-    options.given = bool(options.url)
+    options.given, options.tls_port = bool(options.url), 0
+    if options.url and options.tls:
+        sys.exit("--tls is for the redpoll that is started here: leave out --url and PUSHER_URL")
     if not options.url:
-        options.url = stack.enter_context(redpoll(options.workers))
-        options.name = f"redpoll, {options.workers} worker(s)" if options.name == "server" else options.name
+        options.url, options.tls_port = stack.enter_context(redpoll(options.workers, options.tls))
+        name = f"redpoll, {options.workers} worker(s)" + ", TLS" * options.tls
+        options.name = name if options.name == "server" else options.name
     return plan
 
 

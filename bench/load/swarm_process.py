@@ -16,6 +16,7 @@ import os
 import random
 import resource
 import socket
+import ssl
 import sys
 import time
 from collections import Counter
@@ -174,9 +175,13 @@ class Swarm:
         self.ending = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.under_way = asyncio.Semaphore(MAX_UNDER_WAY)
-        self.url = (
-            f"ws://{self.address.host}:{self.address.port}/app/{self.address.app_key}?protocol=7&client=swarm&version=1"
-        )
+        self.tls = None
+        if plan["tls_port"]:
+            # Benches make their own certificate.
+            self.tls = ssl.create_default_context()
+            self.tls.check_hostname, self.tls.verify_mode = False, ssl.CERT_NONE
+        base = f"{'wss' if self.tls else 'ws'}://{self.address.host}:{plan['tls_port'] or self.address.port}"
+        self.url = f"{base}/app/{self.address.app_key}?protocol=7&client=swarm&version=1"
 
     def subscribe(self, channel: str, socket_id: str, number: int) -> bytes:
         data: dict[str, str] = {"channel": channel}
@@ -225,6 +230,7 @@ class Swarm:
                     client.transport, _ = await ws_connect(
                         lambda client=client: client,
                         self.url,
+                        ssl_context=self.tls,
                         websocket_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                         logger_name=logger,
                         # The smallest that picows takes: 20,000 clients of 16 kB would be 300 MB.

@@ -6,7 +6,8 @@ One worker, and bench/load/bare_tls.c with the same certificate (ECDSA P-256); c
 are measured in turns, by the processor time of the worker and of the C server. Not measured: wall times.
 
 - idle: growth of the resident set for a subscribed connection; traffic: after 20 events and a ping.
-- half: the same for a connection that has sent its first message and doesn't go on.
+- half: the same for a connection that has sent its first message and doesn't go on. Each row of memory has servers of
+  its own, because a process uses what earlier connections left.
 - full, resumed: connect, handshake, upgrade and subscribe.
 - single, batch: deliveries to 1,000 clients, one event at a time, and ten in one SSL_write.
 """
@@ -22,16 +23,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from bench.arguments import parser_of
-from bench.driver import Address, data_of, frame_bytes, publish_request
+from bench.driver import Address, compiled, data_of, frame_bytes, publish_request, tls_settings
 from bench.load.stalls import ran_s
 from bench.report import machine, print_table, save
-from certs import self_signed
 from server import Server, rss_bytes
 
-HERE = Path(__file__).parent
 CHANNEL = "tls"
 SUBSCRIBERS = 1000
 WARM = 100
@@ -93,20 +92,20 @@ class Side:
         if crowd.hear() != [0]:
             raise SystemExit("a client was lost")
 
-    def memory(self, connections: int) -> dict[str, float]:
+    def memory(self, connections: int, *, traffic: bool) -> float:
+        """Bytes of each connection; with `traffic` after 20 events and a ping."""
         with self.crowd() as crowd:
             crowd.ask("open", WARM, AT_ONCE, 0)
             before = rss_bytes(self.pid)
             crowd.ask("open", connections, AT_ONCE, 0)
-            time.sleep(1)
-            idle = rss_bytes(self.pid) - before
-            for _ in range(20):
-                self.deliver(crowd, 1, connections)
-            crowd.ask("ping")
+            if traffic:
+                for _ in range(20):
+                    self.deliver(crowd, 1, connections)
+                crowd.ask("ping")
             time.sleep(1)
             used = rss_bytes(self.pid) - before
             crowd.ask("close")
-        return {"idle": idle / (connections - WARM), "traffic": used / (connections - WARM)}
+        return used / (connections - WARM)
 
     def half(self) -> float:
         with self.crowd() as crowd:
@@ -158,18 +157,14 @@ class Publisher:
 
 @contextmanager
 def sides() -> Iterator[dict[str, Side]]:
-    with tempfile.TemporaryDirectory(prefix="rptls") as name:
+    with tempfile.TemporaryDirectory(prefix="rptls") as name, tls_settings(True) as settings:
         folder = Path(name)
-        cert, key = self_signed(folder)
         pair = folder / "pair.pem"
-        pair.write_bytes(key.read_bytes() + cert.read_bytes())
+        pair.write_bytes(Path(str(settings["tls_key"])).read_bytes() + Path(str(settings["tls_cert"])).read_bytes())
         for program in ("bare_tls", "tls_crowd"):
-            source = HERE / f"{program}.c"
-            subprocess.run(["cc", "-O2", "-Wall", "-o", folder / program, source, "-lssl", "-lcrypto"], check=True)
-        options: dict[str, Any] = {"tls_port": 0, "tls_cert": cert, "tls_key": key, "trigger_rate_per_minute": 0}
-        options["max_pending_per_address"] = 4096
-        with Server(workers=1, **options) as server, Process(folder / "bare_tls", pair) as bare:
-            address = Address.parse(server.pusher_url)
+            compiled(f"{program}.c", folder / program, tls=True)
+        with Server(workers=1, **settings) as server, Process(folder / "bare_tls", pair) as bare:
+            address = Address.of(server)
             (port,) = bare.hear()
 
             def write(frames: int) -> None:
@@ -177,27 +172,30 @@ def sides() -> Iterator[dict[str, Side]]:
 
             (worker,) = server.worker_pids()
             crowd = folder / "tls_crowd"
-            own_port = int(server.tls_url.rpartition(":")[2])
             yield {
-                "redpoll": Side(worker, own_port, address.app_key, Publisher(address).send, crowd),
+                "redpoll": Side(worker, address.tls_port, address.app_key, Publisher(address).send, crowd),
                 "bare": Side(bare.pid, port, "key", write, crowd),
             }
 
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, list[float]]] = {}
-    with sides() as both:
 
-        def note(row: str, name: str, value: float) -> None:
-            rows.setdefault(row, {}).setdefault(name, []).append(value)
+    def note(row: str, name: str, value: float) -> None:
+        rows.setdefault(row, {}).setdefault(name, []).append(value)
 
-        for turn in range(options.repeat):
+    memory: dict[str, Callable[[Side], float]] = {
+        "half": Side.half,
+        "idle": lambda side: side.memory(options.connections, traffic=False),
+        "traffic": lambda side: side.memory(options.connections, traffic=True),
+    }
+    for row, figure in memory.items():
+        with sides() as both:
             for name, side in both.items():
-                if turn == 0:
-                    # Later turns reuse the memory of the first one.
-                    note("half", name, side.half())
-                    for row, value in side.memory(options.connections).items():
-                        note(row, name, value)
+                note(row, name, figure(side))
+    with sides() as both:
+        for _ in range(options.repeat):
+            for name, side in both.items():
                 note("full", name, side.handshakes(options.handshakes, resumed=False))
                 note("resumed", name, side.handshakes(options.handshakes, resumed=True))
                 for row, value in side.deliveries(options.rounds).items():

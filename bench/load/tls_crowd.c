@@ -12,7 +12,9 @@
  *   ping                          each sends pusher:ping; answered when all have got something
  *   close                         close all, with close_notify
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

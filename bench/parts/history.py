@@ -18,8 +18,8 @@ from typing import Any
 import redis
 
 from bench.arguments import parser_of
-from bench.driver import Address
-from bench.load.publish import Bench, Measured, Target, compiled, run, write_requests
+from bench.driver import Address, compiled
+from bench.load.publish import Bench, Measured, Target, run, write_requests
 from bench.report import save
 from redpoll.ipc.command_socket import ask, socket_path
 from server import APP_ID, APP_KEY, APP_SECRET, Server

@@ -5,29 +5,35 @@ kind in a server process of its own, with the clients in another process. `uvloo
 protocol. `redpoll` is an open WebSocket in one Audience, as a worker has it, without session and app. `transports` is
 the same on uvloop's transport instead of a plain socket. `picows` has its defaults, `picows-small` the smallest read
 buffer, 2 kB, on uvloop's transport. Kernel memory isn't counted. connections.py measures a whole worker, with session
-and subscription.
+and subscription. `--tls` is the same over TLS: `redpoll` on the worker's TLS sockets, the others on uvloop's, which
+use Python's module ssl.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import resource
 import socket
+import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 from picows import WSListener, ws_create_server
 
 from bench.arguments import parser_of
+from bench.driver import tls_settings
 from bench.report import save
 from redpoll import _engine, _http, _memory
 from redpoll._fanout import Audience, Flusher
 from redpoll._sockets import Listener, Poller
+from redpoll.worker.ingress.tls import Certificate
 
 HEAD = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -82,9 +88,29 @@ class Connection(_engine.WebSocket):
         self.gate.add(self)
 
 
-async def serve(kind: str, count: int) -> None:
-    """Prints the bytes per connection, once `count` of them have been there and were idle."""
+def accept_tls(listening: socket.socket, poller: Poller, pair: tuple[str, str], make: Callable[[], Connection]) -> None:
+    """Accept as worker/ingress/listeners.py does."""
+    certificate = Certificate(*pair)
+    listening.setblocking(False)
+
+    def accept() -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = listening.accept()
+                sock.setblocking(False)
+                poller.adopt(sock.detach(), certificate.socket_for(poller, make(), lambda tls, fault: None))
+
+    poller.loop.add_reader(listening, accept)
+
+
+async def serve(kind: str, count: int, pair: tuple[str, str] | None) -> None:
+    """Prints the bytes per connection, once `count` of them have been there and were idle. `pair`: paths of a
+    certificate and its key, for TLS."""
     loop = asyncio.get_running_loop()
+    context = None
+    if pair is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*pair)
     poller = Poller(loop)
     flusher = Flusher(lambda: loop.call_soon(flusher.flush), poller=poller)
     audience = Audience(flusher)
@@ -92,18 +118,26 @@ async def serve(kind: str, count: int) -> None:
     if kind.startswith("picows"):
         # Listeners are held by their transports, as in picows' own examples.
         small = {"read_buffer_init_size": 2048, "use_aiofastnet": False} if kind == "picows-small" else {}
-        server = await ws_create_server(lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, **small)
+        server = await ws_create_server(
+            lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, ssl_context=context, **small
+        )
     elif kind == "uvloop":
-        server = await loop.create_server(Least, "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(Least, "127.0.0.1", 0, backlog=4096, ssl=context)
     elif kind == "redpoll":
         listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
         port = listening.getsockname()[1]
-        server = Listener(poller, listening.detach(), lambda: Connection(flusher, audience), print)
+        if pair is None:
+            server = Listener(poller, listening.detach(), lambda: Connection(flusher, audience), print)
+        else:
+            server = listening
+            accept_tls(listening, poller, pair, lambda: Connection(flusher, audience))
     else:
-        server = await loop.create_server(lambda: Connection(flusher, audience), "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(
+            lambda: Connection(flusher, audience), "127.0.0.1", 0, backlog=4096, ssl=context
+        )
     if kind != "redpoll":
         port = server.sockets[0].getsockname()[1]
-    command = [sys.executable, "-m", __spec__.name, "--client", str(port)]
+    command = [sys.executable, "-m", __spec__.name, "--client", str(port), *["--tls"] * (pair is not None)]
     clients = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -123,12 +157,16 @@ async def serve(kind: str, count: int) -> None:
     server.close()
 
 
-def hold_connections(port: int) -> None:
+def hold_connections(port: int, tls: bool) -> None:
     """The clients' process: opens as many as each line of stdin says."""
     sockets = []
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for line in sys.stdin:
         for _ in range(int(line)):
             client = socket.create_connection(("127.0.0.1", port))
+            if tls:
+                client = context.wrap_socket(client)
             client.sendall(HEAD)
             answer = b""
             while not answer.endswith(b"\r\n\r\n"):
@@ -138,26 +176,30 @@ def hold_connections(port: int) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, tls=True)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
+    parser.add_argument("--pair", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if arguments.client is not None:
-        hold_connections(arguments.client)
+        hold_connections(arguments.client, arguments.tls)
     elif arguments.kind is not None:
-        uvloop.run(serve(arguments.kind, arguments.connections))
+        uvloop.run(serve(arguments.kind, arguments.connections, arguments.pair and tuple(arguments.pair)))
     else:
-        print(f"{arguments.connections} idle connections, bytes of resident memory each")
+        print(f"{arguments.connections} idle connections, bytes of resident memory each{', TLS' * arguments.tls}")
         found = {}
-        for kind in arguments.kinds:
-            command = [sys.executable, "-m", __spec__.name, "--kind", kind, "--connections", str(arguments.connections)]
-            figure = float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-            found[kind] = round(figure)
-            print(f"{kind:>12}: {figure:8,.0f}", flush=True)
+        with tls_settings(arguments.tls) as settings:
+            pair = ["--pair", settings["tls_cert"], settings["tls_key"]] if settings else []
+            for kind in arguments.kinds:
+                words = ["--kind", kind, "--connections", arguments.connections, *pair]
+                command = [sys.executable, "-m", __spec__.name, *map(str, words)]
+                figure = float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+                found[kind] = round(figure)
+                print(f"{kind:>12}: {figure:8,.0f}", flush=True)
         if arguments.json is not None:
             save(arguments.json, "memory", {"connections": arguments.connections, **found})
 

@@ -147,6 +147,12 @@ def live() -> dict:
     return _fanout.live() | {"websockets": live_websockets, "unfinished": live_unfinished}
 
 
+cdef bint is_head_of_post(ssize_t size) noexcept:
+    """Whether what was read is a POST up to the end of its head."""
+    cdef const char* at = PyByteArray_AS_STRING(read_buffer)
+    return size > 9 and memcmp(at, b"POST ", 5) == 0 and memcmp(at + size - 4, b"\r\n\r\n", 4) == 0
+
+
 # -- frame headers (RFC 6455 5.2) ----------------------------------------------------------------------------
 
 
@@ -331,9 +337,15 @@ cdef class WebSocket(Sink):
         cdef:
             ssize_t asked = self.read_size(place_of(self) == BULK)
             ssize_t size = recv(self.fd, PyByteArray_AS_STRING(read_buffer), asked, MSG_DONTWAIT)
+            ssize_t more
             # A newcomer counts as one until its first messages are read.
             bint established = self.state == STATE_OPEN or self.state == STATE_HTTP
         if size > 0:
+            if size < asked and (self.state == STATE_HTTP or self.state == STATE_HEAD) and is_head_of_post(size):
+                # Libraries send the body right after the head: mostly it is there by now.
+                more = recv(self.fd, PyByteArray_AS_STRING(read_buffer) + size, asked - size, MSG_DONTWAIT)
+                if more > 0:
+                    size += more
             self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
             if established and self.watched:
                 self.flusher.poller.move(self, self.place_after(size == asked))
@@ -557,6 +569,12 @@ cdef class WebSocket(Sink):
         self.finish()
         self.resume_reading()
         self.closing()
+
+    def end_reading(self):
+        """The request that came is the client's last: close a plain socket as soon as the answer is written, without
+        waiting for the client's end."""
+        if self.watched:
+            self.ended = True
 
     def upgrade(self, bytes received not None):
         """A request on an HTTP connection asks for a WebSocket: `received` is its head and what follows."""

@@ -16,6 +16,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from redpoll._digests cimport HmacKey
+from redpoll._frame cimport escaped_size, put_escaped
 from redpoll._http cimport (
     FLAG_CLOSES,
     FLAG_HTTP_1_0,
@@ -303,7 +304,7 @@ cdef class FastPublish:
         int[SLOTS] slots
         int64_t microseconds, first_ms, last_ms
         # While a message is read.
-        Text commands, places, unescaped, names, channels, caller_text
+        Text commands, places, unescaped, names, escaped, channels, caller_text
         Signed signed
         Call call
 
@@ -361,6 +362,7 @@ cdef class FastPublish:
         free(self.places.at)
         free(self.unescaped.at)
         free(self.names.at)
+        free(self.escaped.at)
         free(self.channels.at)
         free(self.caller_text.at)
 
@@ -584,12 +586,23 @@ cdef class FastPublish:
         values[1] = span_of(call.limits.app_id)
         values[2] = span_at(digits[0], put_number(digits[0], published.began_us))
         values[3] = span_at(digits[1], put_number(digits[1], published.began_us // 1000))
-        values[4] = call.names(&self.names)
+        values[4] = self.as_json(call.names(&self.names))
         values[5] = call.channel_list(&self.channels)
         values[6] = span_at(digits[2], put_number(digits[2], call.data_bytes()))
         values[7] = span_at(self.caller_text.at, self.caller_text.size)
         values[8] = client
         return self.row.put(&published.text, values)
+
+    cdef Span as_json(self, Span text) except *:
+        """The text as it is within the quotes of a string in JSON."""
+        cdef Py_ssize_t size
+        if is_plain(text):
+            return text
+        size = escaped_size(text.at, text.size)
+        self.escaped.size = 0
+        reserve(&self.escaped, size)
+        put_escaped(<uint8_t*> self.escaped.at, text.at, text.size, size == text.size)
+        return span_at(self.escaped.at, size)
 
     # -- replies
 

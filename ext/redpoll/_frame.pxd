@@ -29,3 +29,7 @@ cdef struct Publish:
 
 cdef Py_ssize_t measure_publish(Publish* publish, Shards shards) except -1
 cdef uint8_t* put_publish(uint8_t* to, Publish* publish) noexcept
+
+# For a string in JSON: its size with escapes, and the text written so; `plain`: it needs none.
+cdef Py_ssize_t escaped_size(const uint8_t* at, Py_ssize_t size) noexcept nogil
+cdef uint8_t* put_escaped(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint plain) noexcept nogil

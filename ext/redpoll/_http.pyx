@@ -13,7 +13,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from redpoll._digests cimport HmacKey, is_hex_of, put_md5
-from redpoll._text cimport Span, put, span_of, span_of_text
+from redpoll._text cimport Span, hex_digit, put, span_of, span_of_text
 
 import binascii
 from hmac import compare_digest
@@ -357,7 +357,7 @@ def pack_simple(
 ):
     """`(flags, method, message, client)` where `data` is exactly one complete request of the usual shape. The size of
     the whole request in bytes where it is the beginning of a POST of the usual shape, the head is complete, and its
-    body has at most 16 KiB. Else None.
+    body has at most 16 KiB; negative if the client waits for 100 Continue. Else None.
 
     `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
     control wants, by their names in lower case (http/messages.FIELDS). `client_of`: called with the value of an
@@ -460,9 +460,11 @@ def pack_simple(
         if usual.lengths or not is_one_chunk(&at, end, &usual.length):
             return None
     elif end - at < usual.length:
-        # Whoever expects an answer to the head gets it from the slower code, and so does what comes in large pieces.
-        if usual.expects or usual.length > MAX_KEPT_BODY_BYTES or PyBytes_GET_SIZE(method) != 4:
+        # What comes in large pieces is for the slower code.
+        if usual.length > MAX_KEPT_BODY_BYTES or PyBytes_GET_SIZE(method) != 4:
             return None
+        if usual.expects and at == end:
+            return -(at - start + usual.length)
         return at - start + usual.length
     elif end - at != usual.length:
         return None
@@ -776,17 +778,6 @@ cdef inline Span value_of(Field* field) noexcept nogil:
     value.at = <const uint8_t*> field.at + field.name_size + 1
     value.size = field.size - field.name_size - 1
     return value
-
-
-cdef inline int hex_digit(char of) noexcept nogil:
-    """The value of a hex digit; -1 for any other character."""
-    if b"0" <= of <= b"9":
-        return of - 48
-    if b"a" <= of <= b"f":
-        return of - 87
-    if b"A" <= of <= b"F":
-        return of - 55
-    return -1
 
 
 cdef char* put_unescaped(char* to, const char* at, Py_ssize_t size) noexcept nogil:

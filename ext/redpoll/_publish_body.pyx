@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from redpoll._publish cimport Call, Event
-from redpoll._text cimport Span, is_literal, is_utf8, plain_chars, put
+from redpoll._text cimport Span, hex_digit, is_literal, is_utf8, plain_chars, put
 
 
 cdef struct Json:
@@ -29,6 +29,15 @@ cdef inline bint skip(Json* json, uint8_t char_) noexcept nogil:
     if json.at == json.end or json.at[0] != char_:
         return False
     json.at += 1
+    return True
+
+
+cdef inline bint skip_null(Json* json) noexcept nogil:
+    """Whether the next token is `null`, which is passed."""
+    skip_space(json)
+    if json.end - json.at < 4 or memcmp(json.at, b"null", 4) != 0:
+        return False
+    json.at += 4
     return True
 
 
@@ -58,8 +67,80 @@ cdef inline uint64_t is_special(const uint8_t* at) noexcept nogil:
     return ((word - ones * 0x20) | (quote - ones) | (back - ones) | word) & high
 
 
+cdef int hex_unit(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """The number of an escape `\\uXXXX` that begins at `at`; -1: there is none."""
+    cdef int i, digit, unit = 0
+    if end - at < 6 or at[0] != b"\\" or at[1] != b"u":
+        return -1
+    for i in range(2, 6):
+        digit = hex_digit(<char> at[i])
+        if digit < 0:
+            return -1
+        unit = unit << 4 | digit
+    return unit
+
+
+cdef uint8_t* put_char(uint8_t* to, int char_) noexcept nogil:
+    """Write a character as UTF-8 (RFC 3629 section 3); returns its end."""
+    if char_ < 0x80:
+        to[0] = <uint8_t> char_
+        return to + 1
+    if char_ < 0x800:
+        to[0] = <uint8_t> (0xC0 | char_ >> 6)
+    else:
+        if char_ < 0x10000:
+            to[0] = <uint8_t> (0xE0 | char_ >> 12)
+        else:
+            to[0] = <uint8_t> (0xF0 | char_ >> 18)
+            to[1] = <uint8_t> (0x80 | char_ >> 12 & 0x3F)
+            to += 1
+        to[1] = <uint8_t> (0x80 | char_ >> 6 & 0x3F)
+        to += 1
+    to[1] = <uint8_t> (0x80 | char_ & 0x3F)
+    return to + 2
+
+
+cdef uint8_t* put_unescaped(uint8_t* to, const uint8_t** at, const uint8_t* end) noexcept nogil:
+    """Write the character of the escape at `at`, which is moved past it; returns its end. NULL: it is malformed, or
+    half of a surrogate pair."""
+    cdef:
+        uint8_t char_
+        int unit, low
+    if end - at[0] < 2:
+        return NULL
+    char_ = at[0][1]
+    if char_ == b"u":
+        unit = hex_unit(at[0], end)
+        at[0] += 6
+        if 0xD800 <= unit < 0xDC00:
+            low = hex_unit(at[0], end)
+            if not 0xDC00 <= low < 0xE000:
+                return NULL
+            at[0] += 6
+            unit = 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00)
+        elif unit < 0 or 0xDC00 <= unit < 0xE000:
+            return NULL
+        return put_char(to, unit)
+    at[0] += 2
+    if char_ == b'"' or char_ == b"\\" or char_ == b"/":
+        to[0] = char_
+    elif char_ == b"n":
+        to[0] = 0x0A
+    elif char_ == b"r":
+        to[0] = 0x0D
+    elif char_ == b"t":
+        to[0] = 0x09
+    elif char_ == b"b":
+        to[0] = 0x08
+    elif char_ == b"f":
+        to[0] = 0x0C
+    else:
+        return NULL
+    return to + 1
+
+
 cdef bint read_text(Json* json, Span* found) noexcept nogil:
-    """A string of any characters, with escapes of one character."""
+    """A string of any characters, with any escapes."""
     cdef:
         const uint8_t* at
         const uint8_t* end = json.end
@@ -81,25 +162,9 @@ cdef bint read_text(Json* json, Span* found) noexcept nogil:
             break
         if char_ == b"\\":
             to = put(to, <const char*> run, at - run)
-            if end - at < 2:
+            to = put_unescaped(to, &at, end)
+            if to == NULL:
                 return False
-            char_ = at[1]
-            if char_ == b'"' or char_ == b"\\" or char_ == b"/":
-                to[0] = char_
-            elif char_ == b"n":
-                to[0] = 0x0A
-            elif char_ == b"r":
-                to[0] = 0x0D
-            elif char_ == b"t":
-                to[0] = 0x09
-            elif char_ == b"b":
-                to[0] = 0x08
-            elif char_ == b"f":
-                to[0] = 0x0C
-            else:
-                return False
-            to += 1
-            at += 2
             run = at
             found.at = json.to
         elif char_ < 0x20:
@@ -119,12 +184,21 @@ cdef bint read_text(Json* json, Span* found) noexcept nogil:
     return ascii_ or is_utf8(found[0])
 
 
+cdef bint read_name(Json* json, Span* found) noexcept nogil:
+    """As `read_text`; most names are plain."""
+    cdef Json before = json[0]
+    if read_plain(json, found):
+        return True
+    json[0] = before
+    return read_text(json, found)
+
+
 cdef bint read_event(Json* json, Call call) noexcept:
     """An object with an event: each member once, and none that asks for more than a publish."""
     cdef:
         Event* event
         Span key
-        bint has_channel = False
+        bint has_channel = False, has_socket_id = False
     if call.event_count == call.event_room or not skip(json, b"{"):
         return False
     event = &call.events[call.event_count]
@@ -135,7 +209,7 @@ cdef bint read_event(Json* json, Call call) noexcept:
         if not read_plain(json, &key) or not skip(json, b":"):
             return False
         if key.size == 4 and memcmp(key.at, b"name", 4) == 0:
-            if event.name.at != NULL or not read_plain(json, &event.name):
+            if event.name.at != NULL or not read_name(json, &event.name):
                 return False
         elif key.size == 4 and memcmp(key.at, b"data", 4) == 0:
             if event.data.at != NULL or not read_text(json, &event.data):
@@ -160,8 +234,10 @@ cdef bint read_event(Json* json, Call call) noexcept:
             if not skip(json, b"]"):
                 return False
         elif key.size == 9 and memcmp(key.at, b"socket_id", 9) == 0:
-            if event.socket_id.at != NULL or not read_plain(json, &event.socket_id):
+            # The library for Rust says that there is none.
+            if has_socket_id or not (skip_null(json) or read_plain(json, &event.socket_id)):
                 return False
+            has_socket_id = True
         else:
             return False
         if not skip(json, b","):

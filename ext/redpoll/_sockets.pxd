@@ -32,6 +32,8 @@ cdef enum:
     BULK
     LEAVING
     PLACES
+    # In none of them, because there is nothing to wait for: a newcomer that was read as soon as it was accepted.
+    NOWHERE = PLACES
 
 
 cdef struct EventSet:
@@ -89,6 +91,7 @@ cdef class Poller:
     cdef bint lost_scheduled
 
     cdef int add(self, Polled polled, int fd) except -1
+    cdef int add_read(self, Polled polled, int fd) except -1
     cdef int move(self, Polled polled, int place) except -1
     cdef int unserved(self) noexcept
     cdef int watch(self, Polled polled) except -1

@@ -110,6 +110,9 @@ cdef enum:
 
 # The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
+# Of such a turn, the time in which newcomers are read at once. Later ones are only accepted: in a storm the kernel's
+# queue must not overflow.
+cdef double READ_SLICE_S = 0.001
 # What each turn has at least for each set but the first.
 cdef double MIN_SLICE_S = 0.001
 # The longest time of one turn of reporting lost sockets: each leaves its channels.
@@ -165,13 +168,20 @@ cdef bint is_of_one_client(int fault) noexcept nogil:
     )
 
 
+# The socket that is being accepted, and its peer's address; -1: none is.
+cdef int accepted_fd = -1
+cdef sockaddr_storage accepted_address
+
+
 cdef object peer_of(int fd):
     """`(host, port)` of the other end; None for other address families and for a socket that is not connected."""
     cdef:
         sockaddr_storage address
         socklen_t size = sizeof(address)
         char[INET6_ADDRSTRLEN + 1] text
-    if getpeername(fd, <sockaddr*> &address, &size) < 0:
+    if fd == accepted_fd and fd >= 0:
+        address = accepted_address
+    elif getpeername(fd, <sockaddr*> &address, &size) < 0:
         return None
     if address.ss_family == AF_INET:
         inet_ntop(AF_INET, &(<sockaddr_in*> &address).sin_addr, text, sizeof(text))
@@ -297,12 +307,32 @@ cdef class Poller:
         Py_INCREF(polled)
         return 0
 
+    cdef int add_read(self, Polled polled, int fd) except -1:
+        """As `adopt`, for one that was just accepted: read it now, and watch it only for what is left to wait for. Its
+        faults are reported and close it."""
+        if polled.fd >= 0 or polled.watched:
+            close(fd)
+            raise RuntimeError("this has a socket already")
+        polled.fd = fd
+        polled.watched = WATCHED | NOWHERE << PLACE_SHIFT
+        self.sockets += 1
+        Py_INCREF(polled)
+        try:
+            polled.socket_opened()
+            if polled.watched:
+                polled.socket_readable()
+            self.watch(polled)
+        except Exception as fault:
+            self._report(fault, polled)
+            self.close_socket(polled)
+        return 0
+
     cdef int move(self, Polled polled, int place) except -1:
         """Have the set `place` report `polled` from now on. One that leaves stays where it is."""
         cdef:
             epoll_event event
             int old = place_of(polled)
-        if not polled.watched or old == place or old == LEAVING:
+        if not polled.watched or old == place or old == LEAVING or old == NOWHERE:
             return 0
         event.events = epoll_events(polled.watched)
         event.data.ptr = <void*> polled
@@ -324,24 +354,32 @@ cdef class Poller:
         return waiting
 
     cdef int watch(self, Polled polled) except -1:
-        """Have the set report what `polled` waits for now, and no more."""
+        """Have its set report what `polled` waits for now, and no more. One in no set comes to the newcomers."""
         cdef:
             epoll_event event
             int place = place_of(polled)
-            uint8_t wanted = WATCHED | place << PLACE_SHIFT
+            bint is_new = place == NOWHERE
+            uint8_t wanted = WATCHED
         if not polled.watched:
             return 0
         if not polled.held and not polled.ended:
             wanted |= WATCHED_IN
         if polled.paused:
             wanted |= WATCHED_OUT
+        if is_new:
+            if wanted == WATCHED:
+                return 0
+            place = BULK
+        wanted |= place << PLACE_SHIFT
         if wanted == polled.watched:
             return 0
         event.events = epoll_events(wanted)
         event.data.ptr = <void*> polled
-        if epoll_ctl(self.sets[place].fd, EPOLL_CTL_MOD, polled.fd, &event) < 0:
+        if epoll_ctl(self.sets[place].fd, EPOLL_CTL_ADD if is_new else EPOLL_CTL_MOD, polled.fd, &event) < 0:
             raise OSError(errno, os.strerror(errno))
         polled.watched = wanted
+        if is_new:
+            self.sets[place].sockets += 1
         return 0
 
     cdef int again(self, Polled polled) except -1:
@@ -380,8 +418,9 @@ cdef class Poller:
             return 0
         # Remove it explicitly. Closing alone isn't enough: a duplicate in a child that is about to exec would keep the
         # entry in the set, with a pointer to freed memory.
-        epoll_ctl(self.sets[place_of(polled)].fd, EPOLL_CTL_DEL, polled.fd, &event)
-        self.sets[place_of(polled)].sockets -= 1
+        if place_of(polled) != NOWHERE:
+            epoll_ctl(self.sets[place_of(polled)].fd, EPOLL_CTL_DEL, polled.fd, &event)
+            self.sets[place_of(polled)].sockets -= 1
         polled.watched = 0
         polled.fd = -1
         self.sockets -= 1
@@ -515,7 +554,7 @@ cdef class Poller:
 cdef class Listener:
     """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each.
 
-    Accepts up to 256 per wake-up, for 2 ms at most. If accepting fails (no descriptors, no memory), it
+    Accepts up to 256 per wake-up, for 2 ms at most, and reads each at once during the first of these. If accepting fails (no descriptors, no memory), it
     calls `on_error(errno)` and pauses for 250 ms. It owns the descriptor. `accepted` counts connections.
     """
 
@@ -547,14 +586,19 @@ cdef class Listener:
         self.fd = -1
 
     def _accept(self):
+        global accepted_fd
         cdef:
-            double deadline = monotonic_s() + ACCEPT_SLICE_S
+            double now = monotonic_s()
+            double deadline = now + ACCEPT_SLICE_S
+            double read_until = now + READ_SLICE_S
             int left = MAX_ACCEPTS_PER_TURN
             int fd
+            socklen_t size
         while left and self.fd >= 0:
             left -= 1
-            # accept4 saves an fcntl per connection. The peer's address is read only when it is needed.
-            fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            size = sizeof(accepted_address)
+            # accept4 saves an fcntl per connection.
+            fd = accept4(self.fd, <sockaddr*> &accepted_address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
                 if errno == EAGAIN:
                     return
@@ -569,11 +613,18 @@ cdef class Listener:
                 close(fd)
                 self.poller._report(fault, None)
                 continue
+            accepted_fd = fd
             try:
-                self.poller.adopt(fd, polled)
+                if now < read_until:
+                    self.poller.add_read(polled, fd)
+                else:
+                    self.poller.adopt(fd, polled)
             except Exception as fault:
                 self.poller._report(fault, polled)
-            if monotonic_s() > deadline:
+            finally:
+                accepted_fd = -1
+            now = monotonic_s()
+            if now > deadline:
                 return
 
     def _rest(self, int fault):

@@ -100,6 +100,17 @@ cdef inline int put_number(uint8_t* to, uint64_t number) noexcept nogil:
     return count
 
 
+cdef inline int hex_digit(char of) noexcept nogil:
+    """The value of a hex digit; -1 for any other character."""
+    if b"0" <= of <= b"9":
+        return of - 48
+    if b"a" <= of <= b"f":
+        return of - 87
+    if b"A" <= of <= b"F":
+        return of - 55
+    return -1
+
+
 cdef inline int reserve(Text* text, Py_ssize_t more) except -1:
     """Make room for `more` bytes. Pointers into the text end here."""
     if text.room - text.size >= more:

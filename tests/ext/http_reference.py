@@ -42,8 +42,8 @@ class Usual(NamedTuple):
 
 def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
     """The request, where `data` is exactly one of the usual shape; the size of all of it, where it is the beginning of
-    one with a complete head (ext/redpoll/_http.pyx pack_simple). `wanted` are the names of the fields that control
-    reads."""
+    one with a complete head, negative if it waits for 100 Continue (ext/redpoll/_http.pyx pack_simple). `wanted` are
+    the names of the fields that control reads."""
     match = _REQUEST.match(data)
     if match is None or match.end() > 16384 or match[2].startswith(b"/app/") or match[2] in (b"/", b"/healthz"):
         return None
@@ -80,7 +80,8 @@ def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
     if size > 1024 * 1024 or len(body) > size:
         return None
     if len(body) < size:
-        return match.end() + size if size <= 16384 and not expectations and match[1] == b"POST" else None
+        whole = match.end() + size
+        return (-whole if expectations and not body else whole) if size <= 16384 and match[1] == b"POST" else None
     closes = b"close" in connections or (old and not connections)
     passed = [
         (name, value)

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import socket
+import struct
 import threading
 
 import pytest
@@ -593,6 +594,132 @@ async def test_an_http_connection_may_become_a_websocket(http, head, reference, 
     await wait_until(lambda: ws.heard[-1] == ("text", b"later"), what="a message")
     answer = await http.read(client, len(b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 101 "))
     assert answer == b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 101 "
+
+
+# -- one request, one connection -----------------------------------------------------------------------------
+
+
+POST = b"POST / HTTP/1.1\r\n\r\nbody"
+
+
+@pytest.fixture
+async def single(poller, flusher, recorder, wait_until):
+    """`ws, client = await single(POST)`: a connection whose first bytes came before it was accepted. As the server, it
+    takes a POST; `ended`: as its last request."""
+    clients, listeners, connections = [], [], []
+
+    async def accept(first, *, ended):
+        made = []
+
+        def began(ws, data):
+            ws.heard.append(("post", data, ws.peer))
+            if ended:
+                ws.end_reading()
+            return True
+
+        def make():
+            ws = recorder(flusher)
+            ws.on["post"] = lambda data: began(ws, data)
+            made.append(ws)
+            connections.append(ws)
+            return ws
+
+        listening = socket.create_server(("127.0.0.1", 0))
+        client = socket.create_connection(listening.getsockname())
+        clients.append(client)
+        if first:
+            client.sendall(first)
+        client.setblocking(False)
+        listeners.append(Listener(poller, listening.detach(), make, pytest.fail))
+        await wait_until(lambda: made, what="a connection")
+        await asyncio.sleep(0)
+        return made[0], client
+
+    yield accept
+    for listener in listeners:
+        listener.close()
+    for client in clients:
+        client.close()
+    for ws in connections:
+        ws.abort()
+    await wait_until(lambda: poller.sockets == 0, what="all connections closed")
+
+
+async def read_to_end(client):
+    loop = asyncio.get_running_loop()
+    found = b""
+    while part := await asyncio.wait_for(loop.sock_recv(client, 65536), 60):
+        found += part
+    return found
+
+
+async def test_a_last_request_is_read_as_it_is_accepted_and_its_connection_closes_with_the_answer(
+    poller, single, wait_until
+):
+    ws, client = await single(POST, ended=True)
+    assert ws.heard == [("post", POST, client.getsockname())]
+    # There is nothing to wait for.
+    assert (poller.sockets, poller.places) == (1, [0, 0, 0, 0])
+    assert ws.peer == client.getsockname()
+    # What the client sends nevertheless doesn't turn the end into a reset.
+    client.send(b"\r\n")
+    ws.end_http(b"answer")
+    assert await read_to_end(client) == b"answer"
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+    assert ws.heard[1:] == [("gone",)]
+
+
+async def test_a_large_answer_to_a_last_request_arrives_whole(poller, single, wait_until):
+    ws, client = await single(POST, ended=True)
+    answer = os.urandom(10_000_000)
+    ws.end_http(answer)
+    await wait_until(lambda: poller.places[BULK] == 1, what="a full kernel")
+    assert await read_to_end(client) == answer
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+
+
+async def test_a_client_that_resets_before_the_answer_to_its_last_request_is_lost_with_the_answer(
+    poller, single, wait_until
+):
+    ws, client = await single(POST, ended=True)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    ws.end_http(b"answer")
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+    assert ws.state == CLOSED
+
+
+@pytest.mark.parametrize("first", [b"", POST])
+async def test_whoever_may_send_more_is_watched(poller, single, wait_until, first):
+    ws, client = await single(first, ended=False)
+    assert poller.places == [0, 0, 1, 0]
+    assert ws.heard == [("post", POST, client.getsockname())][: bool(first)]
+    client.send(POST)
+    await wait_until(lambda: len(ws.heard) == 1 + bool(first), what="a request")
+    assert ws.heard[-1] == (("data", POST) if first else ("post", POST, client.getsockname()))
+
+
+async def test_a_fault_while_a_newcomer_is_read_closes_it(poller, flusher, recorder, wait_until):
+    """A callback of the base class is no callback of the engine: its exceptions reach the poller."""
+
+    class Broken(Client):
+        __slots__ = ()
+
+        def __init__(self):
+            pass
+
+    faults = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: faults.append(type(context["exception"])))
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listening.getsockname())
+    client.setblocking(False)
+    listener = Listener(poller, listening.detach(), Broken, pytest.fail)
+    assert await read_to_end(client) == b""
+    assert (faults, poller.sockets) == ([RuntimeError], 0)
+    listener.close()
+    client.close()
+    loop.set_exception_handler(None)
 
 
 # -- many ----------------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Counters:
             "http_connections": len(port.connections),
             "http_refused_connections_total": port.refused["connections"],
             "auth_failures_limited_total": failures.limited_total if failures else 0,
+            "publishes_fast_total": publisher.fast_requests,
             "events_published_total": publisher.events_published,
             "events_unconfirmed_total": publisher.unconfirmed,
             "events_unkept_total": bus.unkept,

@@ -17,11 +17,11 @@ from redpoll.http.reader import PIECE_BYTES, Fault, ParsedRequest, Phase, Reques
 from redpoll.http.server import HttpServer, S
 from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 
-__all__ = ["HttpConnection", "State"]
+__all__ = ["CONTINUE_LINE", "HttpConnection", "State"]
 
 # How many requests in a row may be answered at once. A client may send thousands in one packet.
 _MAX_ANSWERS_IN_A_ROW: Final = 16
-_CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE_LINE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class State(Enum):
@@ -150,6 +150,8 @@ class HttpConnection(Generic[S]):
             self.stream.pause_reading()
             self._send(reader.head_request(HEAD_ONLY, reader.head.announced))
         elif self._has_place():
+            if reader.head.expects and not self._asked and self.state is not _BODY and not reader.size:
+                self.stream.write_http(CONTINUE_LINE)
             self._wait(_BODY, self._server.body_timeout_s)
 
     def _count_body(self) -> None:
@@ -253,7 +255,7 @@ class HttpConnection(Generic[S]):
                 self.stream.resume_reading()
         elif flags & CONTINUE:
             if reader.head.expects and not reader.size:
-                self.stream.write_http(_CONTINUE_LINE)
+                self.stream.write_http(CONTINUE_LINE)
             self._go_on()
         elif flags & LAST:
             self.end(response)

@@ -93,6 +93,7 @@ class Statistics:
                 "address_subscribes_limited_total": gate.hub.subscribe_rates.refused,
                 "http_connections": len(gate.http.connections),
                 "http_forwarded_total": gate.http.link.requests_total,
+                "http_usual_total": gate.http.link.usual_total,
                 "http_unconfirmed_total": gate.http.link.unconfirmed_total,
                 **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
                 "rewinds_total": gate.hub.replayer.begun,

@@ -246,7 +246,7 @@ TEXTS = st.sampled_from(
     [
         "e", "", "new-message", "pusher:ping", "pusher_internal:x", "svc:a", "pusher", "n" * 200, "n" * 201,
         "sechs6", 'a"b', "a\\b", "caf\u00e9", "\u20ac\U0001f600", "a\x7fb", "a\tb", "{\"a\":\"b\\n\"}",
-        "x" * 10_240, "x" * 10_241, "\u00e9" * 5, "\u00e9" * 6,
+        "x" * 10_240, "x" * 10_241, "\u00e9" * 5, "\u00e9" * 6, "App\\Events\\Shipped", "a\x00\x1fb",
     ]
 ) | st.text(max_size=20)  # fmt: skip
 NAMES = st.sampled_from(
@@ -311,6 +311,7 @@ bodies = st.one_of(
          BODY.replace(b"{}", b"\xff"), BODY.replace(b"{}", b"\xed\xa0\x80"), BODY.replace(b"{}", b"\xc0\x80"),
          BODY.replace(b"{}", b"\xf4\x90\x80\x80"), BODY.replace(b"{}", b"\xe2\x82"), BODY.replace(b"{}", b"\\ud800"),
          BODY.replace(b"{}", b"\\u00e9\\/\\b\\f\\n\\r\\t"), BODY.replace(b"{}", b"\\x"), BODY.replace(b"{}", b"a\x00b"),
+         BODY.replace(b"{}", b"\\u0000\\ud83d\\ude00"), BODY.replace(b"{}", b"\\ude00\\ud83d"),
          BODY.replace(b'"c"', b'"c",'), BODY.replace(b'"c"', b""), BODY.replace(b'"c"', b'"c" "d"'),
          b'{"batch":[],"batch":[]}', b'{"batch":[]}', b'{"batch":[{}]}', b'{"name":"e","channels":["c"],"data":"{}",}']
     ),
@@ -395,6 +396,8 @@ USUAL = [
     ("/api/v1/apps/1/events", BODY, {"signed": "/apps/1/events"}),
     ("/apps/1/events", BODY, {"unsigned": True, "fields": CREDENTIALS[0]}),
     ("/apps/1/events", BODY, {"unsigned": True, "fields": pack_fields([(0, b"Bearer one")])}),
+    ("/apps/1/events", rb'{"name": "App\\Events\\Sent", "channels": ["c"], "data": "Gr\u00fc\u00dfe"}', {}),
+    ("/apps/1/events", b'{"name":"e","channels":["c"],"data":"{}","socket_id":null}', {}),
     (
         "/apps/1/batch_events",
         b'{"batch":[{"name":"e","channel":"c","data":"1"},{"name":"f","channel":"c","data":""}]}',

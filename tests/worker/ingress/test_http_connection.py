@@ -262,12 +262,16 @@ async def test_a_large_body_is_read_only_after_control_allows_it(open_wire, cont
     assert len(control.requests) == 3
 
 
-async def test_100_continue_is_sent_when_control_allows_the_body(open_wire, control):
+async def test_100_continue_is_sent_at_once_for_a_small_body_and_when_control_allows_a_large_one(open_wire, control):
     wire = await open_wire()
-    wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
-    assert (await wire.next())[1] == b"HTTP/1.1 100 Continue\r\n\r\n"
-    wire.send(b"abcd")
-    assert (await wire.next())[2] == b"POST /a 4 127.0.0.1"
+    for text in (b"abcd", b"a" * 20_000, b"abcd"):
+        size = len(text)
+        wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % size)
+        assert (await wire.next())[1] == b"HTTP/1.1 100 Continue\r\n\r\n"
+        wire.send(text[:2])
+        wire.send(text[2:])
+        assert (await wire.next())[2] == b"POST /a %d 127.0.0.1" % size
+    assert [bool(request.flags & HEAD_ONLY) for request in control.requests] == [False, True, False, False]
     # Not where the body came with the head.
     wire.send(b"POST /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\nabcd")
     assert (await wire.next())[0] == 200

@@ -62,6 +62,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("connections", "Sockets that are open now, including those in the handshake."),
         _family("connections_total", "Sockets accepted."),
         _family("http_forwarded_total", "HTTP requests that a worker sent to the control plane."),
+        _family("http_usual_total", "Of these, requests of the usual shape, which a worker reads in one step."),
         _family("http_unconfirmed_total", "HTTP requests sent to the control plane that it didn't answer."),
         ("http_refused_connections_total", Family("redpoll_http_refused_total", _REFUSED, "connections")),
         ("http_refused_requests_total", Family("redpoll_http_refused_total", _REFUSED, "requests")),
@@ -111,6 +112,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
             "auth_failures_limited_total",
             "HTTP requests answered 429 because too many from their address had failed to authenticate.",
         ),
+        _family("publishes_fast_total", "HTTP requests to publish that the control plane answered by its fast path."),
         _family("events_published_total", "Events that Redis confirmed, counted per channel."),
         _family("events_unconfirmed_total", "Events that Redis did not confirm in time (answered with 503)."),
         _family(

@@ -136,6 +136,7 @@ class FastPath:
     ) -> None:
         """Requests of one worker, app and route were published: answer, count and log them."""
         link.answer_many(answers, count)
+        self._publisher.fast_requests += count
         self._publisher.count(app.id, events, is_confirmed=True)
         self._front.count(self._batches if is_batch else self._events, app, 200, count, times, microseconds)
         if self._tracer is not None:

@@ -101,6 +101,8 @@ class Publisher:
         # The gate is open: Redis is connected and the workers are subscribed.
         self.open = False
         self.events_published = 0
+        # Requests that fast_publish.py answered.
+        self.fast_requests = 0
         # By app id: events to publish, counted per channel.
         self.by_app: dict[str, int] = {}
         self.unconfirmed = 0

@@ -53,6 +53,8 @@ class ControlLink:
         # By number, in the order sent: the requester, and the beat in which it was sent.
         self.awaited: dict[int, tuple[Requester, int]] = {}
         self.requests_total = 0
+        # Of these, those that were packed in one step (http_requests.py).
+        self.usual_total = 0
         self.unconfirmed_total = 0
         self._path = path
         self._loop = asyncio.get_running_loop()

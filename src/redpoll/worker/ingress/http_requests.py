@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from redpoll._http import pack_simple
 from redpoll.config.proxies import TrustedProxies
-from redpoll.http.connection import State
+from redpoll.http.connection import CONTINUE_LINE, State
 from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response
 from redpoll.http.head import FieldTable
 from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, pack_fields
@@ -80,7 +80,7 @@ class PublicConnection(HoldingConnection):
     def _begin_whole(self, data: bytes) -> bool:
         http = self._server
         link = http.link
-        if not link.ready or len(link.awaited) >= (
+        if not (link.ready or link.is_open()) or len(link.awaited) >= (
             http.max_requests if self.authenticated else http.max_strange_requests
         ):
             return False
@@ -98,11 +98,14 @@ class PublicConnection(HoldingConnection):
         self._sent_flags, self._sent_method = flags, method
         self.state = _ANSWER
         self._number = link.send_packed(self, message)
+        link.usual_total += 1
+        if flags & CLOSES:
+            self.stream.end_reading()
         return True
 
     def _keep(self, data: bytes, size: int) -> bool:
-        """Wait for the rest of a request of `size` bytes, as libraries in Python and Java send it. False: the reader
-        decides whether there is room."""
+        """Wait for the rest of a request of `size` bytes, as libraries in Python and .NET send it; negative: its client
+        waits for 100 Continue. False: the reader decides whether there is room."""
         http = self._server
         body_bytes = len(data) - data.index(b"\r\n\r\n") - 4
         limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
@@ -110,7 +113,9 @@ class PublicConnection(HoldingConnection):
             self.authenticated or http.strangers.reserve(self.stream, self.peer)
         ):
             return False
-        self._kept, self._kept_size = data, size
+        if size < 0:
+            self.stream.write_http(CONTINUE_LINE)
+        self._kept, self._kept_size = data, abs(size)
         self._counted_bytes = body_bytes
         http.reading_bytes += body_bytes
         self.state = _BODY
@@ -231,8 +236,7 @@ class PublicConnection(HoldingConnection):
     def _must_ask(self) -> bool:
         head, http = self._reader.head, self._server
         return (
-            head.expects
-            or head.announced is None
+            head.announced is None
             or head.announced > _MAX_UNASKED_BODY_BYTES
             or self._reader.method not in _WITH_BODY
             or (not self.authenticated and http.reading_bytes > http.max_strange_reading_bytes)
