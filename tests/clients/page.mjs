@@ -6,6 +6,7 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
   const pushers = new Map();
   const echoes = new Map();
   const echoChannels = new Map();
+  let kept = null;
 
   function watch(client, pusher) {
     pushers.set(client, pusher);
@@ -35,10 +36,14 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
     // pusher-js
     connect: ({ client, key, options }) => watch(client, new Pusher(key, { ...more, ...options })),
     connect_redpoll: ({ client, key, options }) => watch(client, redpoll(new Pusher(key, { ...more, ...options }))),
+    // The page can't open WebSockets, as behind some proxies; or it can again.
+    forbid_websockets: () => { kept = globalThis.WebSocket; delete globalThis.WebSocket; },
+    allow_websockets: () => { globalThis.WebSocket = kept; },
     reconnect: ({ client }) => pick(pushers, client).connect(),
     disconnect: ({ client }) => pick(pushers, client).disconnect(),
     state: ({ client }) => pick(pushers, client).connection.state,
     socket_id: ({ client }) => pick(pushers, client).connection.socket_id,
+    transport: ({ client }) => pick(pushers, client).connection.connection?.transport.name,
     subscribe: ({ client, channel, events = [], wanted }) => {
       const subscribed = pick(pushers, client).subscribe(channel, wanted);
       // A bound event carries its metadata (user_id); all others are seen by the global binding, without.

@@ -187,6 +187,56 @@ async def _(cell: Cell) -> None:
     assert (await backend.channel(channel))["occupied"] is True
 
 
+for transport in ("xhr_streaming", "xhr_polling"):
+    fallback = row(transport, f"Without WebSockets, by `{transport}`: channels, presence, client events")
+    fallback.without(PYSHER, why="knows WebSockets only")
+    fallback.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+    @fallback.by(*PAGES)
+    async def _(cell: Cell, transport: str = transport) -> None:
+        await _used_by_http(cell, transport)
+
+
+async def _used_by_http(cell: Cell, *transports: str) -> None:
+    """A client without WebSockets and a bare one see the same."""
+    client, channel, anna, bert = cell.client(user="anna"), cell.named("presence-"), "anna", "bert"
+    client.without_websockets(*transports)
+    await client.connect()
+    await client.subscribe(channel, "n", "client-n")
+    assert await client.transport() == (transports or ("xhr_streaming",))[0]
+    other = await cell.socket()
+    await other.subscribe(channel, bert, info_of(bert))
+    await client.wait_joined(channel, bert)
+    api = await cell.api()
+    for number in range(30):
+        await api.publish(channel, "n", str(number))
+    await client.heard(channel, "n", 30)
+    assert client.heard_so_far(channel, "n") == list(range(30))
+    for number in range(8):
+        await client.trigger(channel, "client-n", {"n": number})
+    sent = [data_of(await other.next("client-n")) for _ in range(8)]
+    # Each is a request of its own. How they are put in order is tested in worker/fallback.
+    assert sorted(data["n"] for data in sent) == list(range(8))
+    other.send({"event": "client-n", "channel": channel, "data": {"n": "bert's"}})
+    assert (await client.heard(channel, "client-n"))["data"] == {"n": "bert's"}
+    await client.close()
+    assert data_of(await other.next("pusher_internal:member_removed", channel))["user_id"] == anna
+
+
+forbidden = row("websockets-forbidden", "WebSockets forbidden on the page: the library chooses HTTP by itself")
+forbidden.without(PUSHER_JS, ECHO, PYSHER, why="can't be forbidden in Node or Python as in a browser")
+forbidden.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@forbidden.by(CHROMIUM)
+async def _(cell: Cell) -> None:
+    await cell.world.node.call("forbid_websockets", in_browser=True)
+    try:
+        await _used_by_http(cell)
+    finally:
+        await cell.world.node.call("allow_websockets", in_browser=True)
+
+
 # -- channels -------------------------------------------------------------------------------------------------------
 
 for prefix, title in (("", "Public"), ("private-", "Private")):

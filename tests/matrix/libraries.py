@@ -134,6 +134,8 @@ class PusherJs(Client):
 
     tells_sender = True
     in_browser: bool | None = None
+    # The transports that `without_websockets` chose.
+    transports: tuple[str, ...] | None = None
 
     @property
     def node(self) -> Node:
@@ -155,6 +157,9 @@ class PusherJs(Client):
             "channelAuthorization": {"endpoint": self.world.endpoint("/auth", self.visitor), "transport": "ajax"},
             "userAuthentication": {"endpoint": self.world.endpoint("/user-auth", self.visitor), "transport": "ajax"},
         }
+        if self.transports is not None:
+            options |= {"httpHost": "127.0.0.1", "httpPort": self.app.port, "httpsPort": self.app.tls_port}
+            options["enabledTransports"] = list(self.transports) or None
         if by_token:
             options["channelAuthorization"] = {
                 "endpoint": f"http://127.0.0.1:{self.app.port}/apps/{self.app.app_id}/auth",
@@ -167,12 +172,20 @@ class PusherJs(Client):
     async def begin(self, *, tls: bool = False, by_token: bool = False) -> None:
         await self.call("connect", key=self.app.app_key, options=self.options(tls, by_token))
 
+    def without_websockets(self, *transports: str) -> None:
+        """Connect by these transports of HTTP; none: by what the library chooses."""
+        self.transports = transports
+
     async def wait_connected(self) -> None:
         await self.node.seen(client=self.name, state="connected")
         self.socket_id = await self.call("socket_id")
 
     async def is_connected(self) -> bool:
         return bool(await self.call("state") == "connected")
+
+    async def transport(self) -> str:
+        """The name of the transport, as the library has it."""
+        return str(await self.call("transport"))
 
     async def uses_tls(self) -> bool:
         return bool(await self.call("uses_tls"))

@@ -31,7 +31,7 @@ __all__ = ["REOPENED_AFTER_UNITS", "FallbackConnection", "Session", "SessionStat
 # What is written after that may be lost with the old stream, so nothing is.
 REOPENED_AFTER_UNITS: Final = 256 * 1024
 # How long the messages of a request wait for those of an earlier one.
-_GAP_S: Final = 0.3
+_GAP_S: Final = 1.0
 _MAX_MESSAGES: Final = 100
 # Frames of a client (RFC 6455 5.2), masked with zeros.
 _MASK: Final = bytes(4)
