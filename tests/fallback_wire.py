@@ -9,7 +9,8 @@ import itertools
 import json
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 OPENED_AGAIN_AFTER = 256 * 1024
 PRELUDE = "h" * 2048
@@ -29,10 +30,6 @@ class Response:
     status: int
     headers: dict[str, str]
     body: bytes = b""
-    extra: list = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return True
 
 
 async def read_head(reader: asyncio.StreamReader) -> Response:
@@ -43,14 +40,23 @@ async def read_head(reader: asyncio.StreamReader) -> Response:
 
 
 def head_of(method: str, path: str, headers: dict[str, str], size: int, version: str = "1.1") -> bytes:
-    lines = [f"{method} {path} HTTP/{version}", "Host: test", f"Content-Length: {size}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    headers = {"Host": "test", "Content-Length": str(size), **headers}
+    lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def ask(host: str, port: int, method: str, path: str, body: bytes = b"", **headers: str) -> Response:
+async def ask(
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    *,
+    how: dict[str, Any] | None = None,
+    **headers: str,
+) -> Response:
     """One request on a connection of its own, and its whole response."""
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, **(how or {}))
     try:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         writer.write(head_of(method, path, names, len(body)) + body)
@@ -63,7 +69,8 @@ async def ask(host: str, port: int, method: str, path: str, body: bytes = b"", *
 
 
 class FallbackSocket:
-    """`targets`: (host, port), each request goes to the next one. `kind`: xhr_streaming or xhr."""
+    """`targets`: (host, port), each request goes to the next one. `kind`: xhr_streaming or xhr. `how`: options of
+    asyncio.open_connection, such as `ssl`."""
 
     def __init__(
         self,
@@ -75,6 +82,7 @@ class FallbackSocket:
         prefix: str = "/pusher",
         version: str = "1.1",
         headers: dict[str, str] | None = None,
+        **how: Any,
     ) -> None:
         self.base = f"{prefix}/app/{key}"
         self.session = f"{secrets.randbelow(1000)}/{secrets.token_hex(4)}"
@@ -88,6 +96,7 @@ class FallbackSocket:
         self._query = query
         self._version = version
         self._headers = headers or {}
+        self._how = how
         self._targets = itertools.cycle(targets)
         self._numbers = itertools.count(1)
         self._messages: asyncio.Queue = asyncio.Queue()
@@ -109,7 +118,8 @@ class FallbackSocket:
     async def send_raw(self, body: bytes, *, path: str | None = None, on: tuple[str, int] | None = None) -> int:
         host, port = on or next(self._targets)
         headers = {"Content-Type": "application/json", **self._headers}
-        response = await ask(host, port, "POST", path or self.path("xhr_send"), body, **headers)
+        how = self._how
+        response = await ask(host, port, "POST", path or self.path("xhr_send"), body, how=how, **headers)
         self.answers.append(response.status)
         return response.status
 
@@ -143,7 +153,7 @@ class FallbackSocket:
 
     async def _request(self, action: str) -> tuple[asyncio.StreamReader, Response]:
         host, port = next(self._targets)
-        reader, self.writer = await asyncio.open_connection(host, port, limit=16 * 1024 * 1024)
+        reader, self.writer = await asyncio.open_connection(host, port, limit=16 * 1024 * 1024, **self._how)
         self.streams += 1
         headers = {"Content-Type": "application/json", **self._headers}
         self.writer.write(head_of("POST", self.path(action, self._query), headers, 0, self._version))

@@ -23,6 +23,7 @@ import websockets
 from click.testing import CliRunner
 
 from certs import authority, issued
+from fallback_wire import FallbackSocket
 from ports import reserved_ports
 from redpoll.cli import main
 from redpoll.doctor import outside
@@ -261,7 +262,7 @@ def running(make: Make, servers: dict[bool, Server], *, without: str = "", inste
             trust = ssl.create_default_context(cafile=ca[0])
             _wait_serving(port, trust, process)
             at = list(PROGRAMS).index(make)
-            clients = [f"127.0.{10 + at}.{number}" for number in range(2, 5)]
+            clients = [f"127.0.{10 + at}.{number}" for number in range(2, 7)]
             yield Running(server, port, trust, shown, ca[0], clients)
             assert process.poll() is None, (process.returncode, (folder / "output").read_text())
         finally:
@@ -307,8 +308,44 @@ async def test_websocket_and_api_with_the_clients_address_and_scheme(proxy: Runn
     await connection.close()
 
 
+@pytest.mark.parametrize("kind", ["xhr_streaming", "xhr"])
+async def test_pages_without_websockets_get_events_through_the_proxy(proxy: Running, kind: str) -> None:
+    """By both transports of pusher-js: no proxy buffers a stream, because it is asked not to."""
+    await _use_fallback(proxy, kind, proxy.clients[3 if kind == "xhr" else 4])
+
+
+async def _use_fallback(proxy: Running, kind: str, client: str) -> None:
+    how = {"ssl": proxy.trust, "server_hostname": HOST, "local_addr": (client, 0)}
+    session = FallbackSocket([("127.0.0.1", proxy.port)], proxy.server.app_key, kind, headers={"Host": HOST}, **how)
+    await session.open()
+    try:
+        greeting = await next_frame(session)
+        socket_id = json.loads(greeting["data"])["socket_id"]
+        channel = f"private-by-{kind}"
+        auth = channel_auth(proxy.server, socket_id, channel)
+        await session.send(json.dumps({"event": "pusher:subscribe", "data": {"channel": channel, "auth": auth}}))
+        assert (await next_frame(session))["event"] == "pusher_internal:subscription_succeeded"
+        batch = [{"name": "n", "channel": channel, "data": str(number)} for number in range(10)]
+        assert (await proxy.request(client, "POST", "/batch_events", json.dumps({"batch": batch}).encode()))[0] == 200
+        assert [json.loads((await next_frame(session))["data"]) for _ in range(10)] == list(range(10))
+        words = ("connections", "show", proxy.server.app_id, socket_id, "--json")
+        assert json.loads(await asyncio.to_thread(run, proxy.server, *words))["address"] == client
+    finally:
+        await session.close()
+
+
+async def test_proxy_that_buffers_lets_polls_through(servers: dict[bool, Server]) -> None:
+    """A stream comes late or never, so pusher-js polls."""
+    ignored = "proxy_set_header Host $host;\n proxy_buffering on;\n proxy_ignore_headers X-Accel-Buffering;"
+    with running(nginx, servers, without=r"proxy_set_header Host \$host;", instead=ignored) as proxy:
+        await _use_fallback(proxy, "xhr", "127.0.30.1")
+    off = "proxy_set_header Host $host;\n proxy_buffering off;\n proxy_ignore_headers X-Accel-Buffering;"
+    with running(nginx, servers, without=r"proxy_set_header Host \$host;", instead=off) as proxy:
+        await _use_fallback(proxy, "xhr_streaming", "127.0.30.2")
+
+
 async def test_the_rate_limit_counts_the_clients_address(proxy: Running) -> None:
-    _, limited, other = proxy.clients
+    _, limited, other, *_ = proxy.clients
     assert [await proxy.publish(limited, "limited") for _ in range(RATE + 1)] == [200] * RATE + [429]
     assert await proxy.publish(other, "limited") == 200
 

@@ -47,7 +47,8 @@ def failure(findings: dict[str, Finding]) -> Finding:
 async def test_a_good_server_passes_every_check(server):
     findings = await examine(address(server), patience_s=0.2)
     assert list(findings) == [
-        "DNS", "TCP", "HTTP", "Clock", "Ready", "Upgrade", "Connect", "Subscribe", "Publish", "Receive", "Idle",
+        "DNS", "TCP", "HTTP", "Clock", "Ready", "Fallback", "Upgrade", "Connect", "Subscribe", "Publish", "Receive",
+        "Idle",
     ]  # fmt: skip
     assert worst(list(findings.values())) is Verdict.OK
 

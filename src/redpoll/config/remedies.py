@@ -8,7 +8,7 @@ Apache are in the files of deploy/proxies too, which the tests run.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["REFUSALS", "recognise", "remedy_for_idle", "remedy_for_upgrade"]
+__all__ = ["REFUSALS", "recognise", "remedy_for_buffering", "remedy_for_idle", "remedy_for_upgrade"]
 
 # By close code: the likely cause, and what to do.
 REFUSALS: Final = {
@@ -57,6 +57,14 @@ _IDLE: Final = {
     "Traefik": ("# --entryPoints.websecure.transport.respondingTimeouts.idleTimeout=180s",),
     "Cloudflare": ("# Cloudflare closes a WebSocket after 100 s without data: keep activity_timeout_s below 100",),
 }
+_BUFFERING: Final = {
+    "nginx": ("proxy_buffering off;", "# and no proxy_ignore_headers X-Accel-Buffering"),
+    "HAProxy": ("# mode http passes responses on as they come; look for option http-buffer-request, or compression",),
+    "Caddy": ("# flushes by itself; look for encode, or a buffer in reverse_proxy",),
+    "Apache": ("# ProxyPass … flushpackets=on, and no mod_deflate for application/javascript",),
+    "Traefik": ("# look for the buffering middleware",),
+    "Cloudflare": ("# passes streams on; look for the proxy behind it",),
+}
 _SERVERS: Final = {
     "nginx": "nginx",
     "openresty": "nginx",
@@ -77,6 +85,11 @@ def recognise(headers: Mapping[str, str]) -> str:
 def remedy_for_upgrade(proxy: str) -> tuple[str, ...]:
     """Lines that make a proxy forward the WebSocket Upgrade; of every known proxy if `proxy` is empty."""
     return _lines(_UPGRADE, proxy)
+
+
+def remedy_for_buffering(proxy: str) -> tuple[str, ...]:
+    """Lines that make a proxy pass a response on as it comes."""
+    return _lines(_BUFFERING, proxy)
 
 
 def remedy_for_idle(proxy: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import aiohttp
 
 from redpoll.config.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
+from redpoll.doctor.fallback import check_fallback
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.doctor.target import Target
 
@@ -177,6 +178,7 @@ async def _speak(session: aiohttp.ClientSession, target: Target, patience_s: flo
         yield readiness
         if readiness.cause:
             return
+    yield await check_fallback(session, target, proxy, is_redpoll=readiness is not None)
     try:
         websocket = await session.ws_connect(
             target.origin + target.socket_path, timeout=aiohttp.ClientWSTimeout(ws_close=2.0), origin=target.origin
