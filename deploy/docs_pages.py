@@ -50,7 +50,17 @@ _GROUPS: Final = (
     ("Apps", ("app_", "apps")),
     (
         "Connections",
-        ("connections", "upgrades", "address_", "channels", "subscri", "dropped", "protocol_", "unsent_bytes"),
+        (
+            "connections",
+            "upgrades",
+            "fallback_",
+            "address_",
+            "channels",
+            "subscri",
+            "dropped",
+            "protocol_",
+            "unsent_bytes",
+        ),
     ),
     ("Messages", ("messages", "frames", "bytes", "events_published", "events_unconfirmed", "publish_to")),
     ("HTTP API", ("http_", "auth_")),

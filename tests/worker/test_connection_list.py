@@ -11,7 +11,14 @@ def connection(number, *, app="3", library="js 8.6.0", since=100, channels=(), u
     session = SimpleNamespace(
         app=SimpleNamespace(id=app), socket_id=f"{number}.1", channels=dict.fromkeys(channels), user_id=user
     )
-    return SimpleNamespace(session=session, client_seen=ClientSeen(library, since), peer=peer, unsent_bytes=0, **more)
+    return SimpleNamespace(
+        session=session,
+        client_seen=ClientSeen(library, since),
+        peer=peer,
+        unsent_bytes=0,
+        transport_name="websocket",
+        **more,
+    )
 
 
 async def sockets(connections, **question):

@@ -23,6 +23,9 @@ def connections() -> None:
 
 def _print_line(row: dict[str, Any]) -> None:
     columns = [row["socket"], time_text(row["since"]), safe(row["address"]), safe(row["library"]) or "-"]
+    # Not sent by workers of the release before.
+    if row.get("transport", "websocket") != "websocket":
+        columns.append(safe(row["transport"]))
     columns += [f"{row['channels']} channels", f"{row['unsent']} bytes unsent"]
     if row["user"]:
         columns.append(f"user {safe(row['user'])}")

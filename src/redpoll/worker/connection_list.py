@@ -26,8 +26,9 @@ async def page_of(connections: Iterable[Connection], question: ListConnections) 
     """The newest `limit` connections of the app, "" for all apps: `{"total", "connections"}`.
 
     `find` is a part of a socket id, an address, a library or a user id; `channel` is one they are subscribed to; "" for
-    any. `total` counts all that match. One connection is `{socket, app, address, library, since, channels, named,
-    user, unsent}`: `channels` is a number, `named` the first of them, `unsent` the bytes that wait.
+    any. `total` counts all that match. One connection is `{socket, app, address, library, transport, since,
+    channels, named, user, unsent}`: `transport` is websocket, xhr_streaming or xhr_polling, `channels` is a number,
+    `named` the first of them, `unsent` the bytes that wait.
 
     Searches for a slice in each pass of the loop.
     """
@@ -81,6 +82,7 @@ def _described(connection: Connection) -> dict[str, Any]:
         "app": session.app.id,
         "address": _address(connection),
         "library": connection.client_seen.library,
+        "transport": connection.transport_name,
         "since": connection.client_seen.at_s,
         "channels": len(session.channels),
         "named": list(islice(session.channels, _MAX_CHANNELS_NAMED)),

@@ -160,7 +160,13 @@ class Worker:
         self.fallback.begin(self.gate)
         self.listeners = Listeners(start, self.gate)
         self.statistics = Statistics(
-            self.link, Stats(self.link, keys), self.registry, self.gate, self.listeners, self.backpressure
+            self.link,
+            Stats(self.link, keys),
+            self.registry,
+            self.gate,
+            self.listeners,
+            self.backpressure,
+            self.fallback,
         )
 
     @property

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from redpoll.cluster.membership.registry import Registry
     from redpoll.cluster.redis.link import Link
+    from redpoll.worker.fallback.fallback import Fallback
     from redpoll.worker.ingress.gate import Gate
     from redpoll.worker.ingress.listeners import Listeners
     from redpoll.worker.timers.backpressure import Backpressure
@@ -40,6 +41,7 @@ class Statistics:
         gate: Gate,
         listeners: Listeners,
         backpressure: Backpressure,
+        fallback: Fallback,
     ) -> None:
         self.loop_exceptions_total = 0
         self.unsent = UnsentBytes(gate.hub.open_connections, STATS_EVERY_TICKS)
@@ -49,6 +51,7 @@ class Statistics:
         self._gate = gate
         self._listeners = listeners
         self._backpressure = backpressure
+        self._fallback = fallback
 
     def loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1
@@ -86,6 +89,9 @@ class Statistics:
                 "brakes_total": self._backpressure.times_on,
                 "handshakes_failed_total": self._listeners.handshakes_failed_total,
                 "upgrades_refused_total": gate.upgrades_refused_total,
+                "fallback_sessions": len(self._fallback.sessions.by_name),
+                "fallback_sessions_total": self._fallback.sessions.begun_total,
+                "fallback_relayed_total": self._fallback.relay.relayed_total,
                 "address_limited_total": gate.addresses.refused,
                 "crowded_out_total": gate.strangers.closed_total,
                 "channels_limited_total": gate.hub.channels_refused,

@@ -46,12 +46,13 @@ def connection(**changed):
 
 async def test_connections_are_shown_escaped(browser, worker):
     bad = "<script>alert(1)"
-    rows = [connection(), connection(socket="3.4", user=bad, library=bad, address=bad, named=[bad])]
+    rows = [connection(), connection(socket="3.4", user=bad, library=bad, address=bad, named=[bad], transport=bad)]
     worker.answers[ListConnections] = {"total": 2, "connections": rows}
     page = (await browser.get("/dashboard/apps/3/connections?find=a&channel=news")).body.decode()
     assert "js 8.6.0" in page
     assert "2.0 KiB" in page
     assert "<script>alert" not in page
+    assert "by</span> &lt;script&gt;alert(1)" in page
     question = worker.asked[0]
     assert (question.app, question.find, question.channel) == ("3", "a", "news")
 
