@@ -76,3 +76,9 @@ def test_a_run_that_does_not_use_it_needs_neither_its_libraries_nor_their_time()
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.split() == ["redpoll", "redpoll.testing", "redpoll.testing.plugin"]
+
+
+def test_what_the_extra_installs_is_named_where_it_is_missing(tmp_path):
+    (tmp_path / "conftest.py").write_text("import sys\nsys.modules['h11'] = None\n")
+    done = run(tmp_path, "-k", "marker")
+    assert "redpoll.testing needs h11: pip install 'redpoll[testing]'" in done.stdout, done.stdout + done.stderr
