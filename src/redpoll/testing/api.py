@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from redpoll.control.api.answers import (
     parse_cursor,
     signed,
 )
+from redpoll.control.api.browser_module import BrowserModule
 from redpoll.control.api.history_query import PARAMETERS, answer, parse_query
 from redpoll.control.http.cross_origin import allowed_to_read, preflight
 from redpoll.control.http.response import EMPTY_OBJECT, Response, header_line
@@ -91,7 +91,7 @@ class Api:
         self.routes = Routes([*self._table(), *more])
 
     def _table(self) -> list[Route]:
-        channels = "/apps/{app_id}/channels"
+        channels, script = "/apps/{app_id}/channels", BrowserModule()
         terminate = "/users/{user_id}/terminate_connections"
 
         def route(method: str, path: str, name: str, handler: Any, access: Access = Access.APP, **more: Any) -> Route:
@@ -109,7 +109,7 @@ class Api:
             route("POST", terminate, "terminate_connections_of_key", self._terminate, Access.ANY_APP, scope="publish"),
             route("POST", "/apps/{app_id}/auth", "auth", self._authorize, scope="auth", cross_origin=True),
             route("OPTIONS", "/apps/{app_id}/auth", "auth_preflight", self._preflight, Access.OPEN, cross_origin=True),
-            route("GET", API_PREFIX + "/redpoll.js", "browser_module", self._script, Access.OPEN),
+            route("GET", API_PREFIX + "/redpoll.js", "browser_module", lambda request: script.answer(""), Access.OPEN),
             route("GET", "/healthz", "healthz", lambda request: request.plain(b'{"status":"ok"}'), Access.OPEN),
             route("GET", "/readyz", "readyz", lambda request: request.plain(b'{"status":"ready"}'), Access.OPEN),
             route(
@@ -315,9 +315,3 @@ class Api:
     @staticmethod
     def _preflight(request: Request) -> Response:
         return preflight(request.more_headers, request.headers.get("Access-Control-Request-Headers", ""))
-
-    @staticmethod
-    def _script(request: Request) -> Response:
-        script = resources.files("redpoll.control").joinpath("static/redpoll.js").read_bytes()
-        headers = b"Content-Type: text/javascript; charset=utf-8\r\nAccess-Control-Allow-Origin: *\r\n"
-        return request.plain(script, headers)
