@@ -110,8 +110,8 @@ class Port(asyncio.Protocol):
             self._refuse_body()
         elif not fields.websocket:
             return
-        elif (fault := upgrade_fault(head.method, head.http_version, dict(headers))) is not None:
-            status, text = fault
+        elif (refusal := upgrade_fault(head.method, head.http_version, dict(headers))) is not None:
+            status, text = refusal
             more = b"Sec-WebSocket-Version: 13\r\n" if status == 426 else b""
             self._refuse(status, "bad_request", text, more)
         else:
