@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ClosedPoolError, HTTPError
+from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError
 
 from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Attempts, Call, NotSent, Retry, target
 from redpoll_client.errors import RedpollError
@@ -40,7 +40,9 @@ def _not_sent(error: Exception) -> NotSent:
     import ssl
 
     cause = error.args[0] if error.args and isinstance(error.args[0], ssl.SSLError) else error
-    return NotSent(f"no connection: {error}", permanent=isinstance(cause, ssl.SSLError))
+    # urllib3 begins its text with the connection as Python shows it.
+    text = str(error).removeprefix(f"{error.conn}: ") if isinstance(error, NewConnectionError) else str(error)
+    return NotSent(f"no connection: {text}", permanent=isinstance(cause, ssl.SSLError))
 
 
 class _Incoming(io.RawIOBase):
