@@ -19,6 +19,7 @@ if __name__ == "__main__":
 from clients import (
     test_app_ids,
     test_browser_module,
+    test_growing_texts,
     test_laravel_echo,
     test_one_port,
     test_order,
@@ -40,12 +41,16 @@ MODULES: dict[ModuleType, dict[str, str]] = {
     test_order: {},
     test_app_ids: {"app_id": "My_app.1-x", "app_key": "my-key.1", "app_secret": "base64/+=="},
     test_browser_module: {},
+    test_growing_texts: {},
     test_one_port: {},
     test_publishers: {},
     test_hostile_input: {},
 }
-# By module.
-RULES = {test_browser_module: {"stored-": 1000, "presence-stored-": 1000, "short-": 2}}
+# History rules by module: prefixes, and the arguments of `keep_history`.
+RULES: dict[ModuleType, dict[str, dict[str, Any]]] = {
+    test_browser_module: {"stored-": {"keep": 1000}, "presence-stored-": {"keep": 1000}, "short-": {"keep": 2}},
+    test_growing_texts: {"chat.": {"keep": 5000, "replay": 50, "max_rate": 20, "join": "delta", "by": "message_id"}},
+}
 _PROCESS = "it starts another process"
 _MEMORY = "it measures the memory of a worker"
 WITHOUT = {
@@ -55,6 +60,7 @@ WITHOUT = {
     "test_curl": _PROCESS + ", curl",
     "test_keep_alive_through_a_proxy": _PROCESS + ", nginx or HAProxy",
     "test_a_websocket_and_libraries_through_a_proxy": _PROCESS + ", nginx or HAProxy",
+    "test_the_413_says_how_to_raise_the_limit": "it changes the app by the command line",
     "test_endless_message_is_closed_before_it_is_buffered": _MEMORY,
     "test_half_open_sockets_cost_little_and_delay_no_client": _MEMORY,
     "test_silent_and_slow_connections_are_closed_in_time": "the fake has no time-out for a request's head",

@@ -70,8 +70,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Target]:
     module = inspect.getmodule(request.node.callspec.params["function"])
     assert module is not None
     with Target(**fake_rows.MODULES[module]) as running:
-        for prefix, keep in fake_rows.RULES.get(module, {}).items():
-            running.keep_history(prefix, keep=keep, seconds=600)
+        for prefix, rule in fake_rows.RULES.get(module, {}).items():
+            running.keep_history(prefix, **rule)
         yield running
 
 
