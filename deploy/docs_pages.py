@@ -40,6 +40,8 @@ INCLUDED: Final = {
     "deploy/README.md": "operation",
     "deploy/failures.md": "failures",
     "src/redpoll/protocol/README.md": "protocol",
+    "src/redpoll_client/README.md": "python-library",
+    "src/redpoll/testing/README.md": "test-servers",
     "bench/README.md": "benchmarks",
     "MATRIX.md": "matrix",
     "CHANGELOG.md": "changelog",
