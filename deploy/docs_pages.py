@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from prometheus_client.core import Metric
+from python_reference import python_reference
 
 from redpoll.cli import main
 from redpoll.config.setting_table import PREFIX, TABLE, Setting
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["INCLUDED", "METRICS", "commands_page", "metrics_page", "rewritten", "settings_page"]
+__all__ = ["GENERATED", "INCLUDED", "METRICS", "commands_page", "metrics_page", "rewritten", "settings_page"]
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = "deploy/docs"
@@ -39,6 +40,8 @@ INCLUDED: Final = {
     "deploy/README.md": "operation",
     "deploy/failures.md": "failures",
     "src/redpoll/protocol/README.md": "protocol",
+    "src/redpoll_client/README.md": "python-library",
+    "src/redpoll/testing/README.md": "test-servers",
     "bench/README.md": "benchmarks",
     "MATRIX.md": "matrix",
     "CHANGELOG.md": "changelog",
@@ -195,6 +198,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\*_<>\[\]])", r"\\\1", text)
 
 
+GENERATED: Final = {"settings": settings_page, "commands": commands_page, "python-reference": python_reference}
+
+
 # -- links
 
 # Code, which is left as it is; a link or an image; a citation such as `protocol/README.md "Close codes"`.
@@ -265,7 +271,7 @@ def on_files(files: Files, config: MkDocsConfig, **more: Any) -> Files:
     from mkdocs.structure.files import File
 
     texts = {page: (ROOT / path).read_text() for path, page in INCLUDED.items()}
-    for page, text in {**texts, "settings": settings_page(), "commands": commands_page()}.items():
+    for page, text in {**texts, **{page: make() for page, make in GENERATED.items()}}.items():
         files.append(File.generated(config, f"{page}.md", content=text))
     for image in sorted((ROOT / "deploy" / "screenshots").glob("*.png")):
         files.append(File.generated(config, f"screenshots/{image.name}", abs_src_path=str(image)))

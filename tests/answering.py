@@ -22,6 +22,10 @@ HALF = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
 SILENCE = b"silence"
 
 
+class Trickle(bytes):
+    """Sends these bytes, and then one letter after the other until the client or the test ends."""
+
+
 def reply(status: int, body: object = None, headers: Mapping[str, str] | None = None) -> bytes:
     """An HTTP answer. A body that is no string becomes JSON."""
     text = body if isinstance(body, str) else json.dumps({} if body is None else body)
@@ -107,6 +111,10 @@ class _Connection(socketserver.StreamRequestHandler):
                 return
             if answer != CUT:
                 self.wfile.write(answer)
+            if isinstance(answer, Trickle):
+                while not self.server.ending.wait(0.05):
+                    self.wfile.write(b"a")
+                return
             if answer in (CUT, HALF):
                 self.request.shutdown(socket.SHUT_RDWR)
                 return

@@ -1,16 +1,19 @@
 """A Django site for tests/redpoll_client: its settings, and a program for the processes of its outbox.
 
     python outbox_site.py migrate
-    python outbox_site.py write COUNT SEED       transactions, a third rolled back; prints what was committed
+    python outbox_site.py write COUNT SEED RATE  transactions, a third rolled back, RATE a second (0: without pause);
+                                                 prints what was committed, and when
     python outbox_site.py send …                 manage.py redpoll_outbox …
 
-`OUTBOX_DATABASE` is a SQLite file, or `postgres:SOCKET_FOLDER:NAME`. Not a test.
+`OUTBOX_DATABASE` is a SQLite file, or `postgres:SOCKET_FOLDER:NAME`. `OUTBOX_LEASE_S` is the lease of a sender. Not a
+test.
 """
 
 import json
 import os
 import random
 import sys
+import time
 
 from redpoll_client.rules import Rules
 
@@ -41,24 +44,28 @@ rules = Rules()
 CHANNELS = [f"kept-outbox-{number}" for number in range(5)]
 
 
-def write(count: int, seed: int) -> None:
-    """Transactions with one or two events each. Prints the committed data of each channel, in order."""
+def write(count: int, seed: int, rate: float) -> None:
+    """Transactions with one or two events each. Prints [data, Unix time of the commit] of each channel, in order."""
     from django.db import transaction
 
     from redpoll_client.django.publishing import store
 
     chance = random.Random(seed)
-    committed: dict[str, list[str]] = {channel: [] for channel in CHANNELS}
+    committed: dict[str, list[tuple[str, float]]] = {channel: [] for channel in CHANNELS}
+    began = time.monotonic()
     for number in range(count):
-        events = [(chance.choice(CHANNELS), f"{number}-{part}") for part in range(chance.randint(1, 2))]
+        if rate:
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        events = [(chance.choice(CHANNELS), f"{seed}-{number}-{part}") for part in range(chance.randint(1, 2))]
         with transaction.atomic():
             for channel, data in events:
                 store(channel, "n", data)
             if chance.random() < 1 / 3:
                 transaction.set_rollback(True)
                 continue
+        committed_at = time.time()
         for channel, data in events:
-            committed[channel].append(data)
+            committed[channel].append((data, committed_at))
     print(json.dumps(committed))
 
 
@@ -70,13 +77,12 @@ def main() -> None:
     django.setup()
     from redpoll_client.django import outbox
 
-    # So that the test needn't wait long for a killed sender's lease.
-    outbox.LEASE_S = 1.0
+    outbox.LEASE_S = float(os.environ.get("OUTBOX_LEASE_S", outbox.LEASE_S))
     if sys.argv[1] == "migrate":
         call_command("migrate", verbosity=0)
         call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)
     elif sys.argv[1] == "write":
-        write(int(sys.argv[2]), int(sys.argv[3]))
+        write(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
     else:
         call_command("redpoll_outbox", *sys.argv[2:])
 

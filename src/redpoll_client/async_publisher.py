@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Call, NotSent, Retry, target
+from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Attempts, Call, NotSent, Retry, target
 from redpoll_client.errors import RedpollError
 from redpoll_client.names import USER_CHANNEL, check_user_id
 from redpoll_client.publisher import IDLE_S, join_batch
@@ -163,13 +163,8 @@ class AsyncPublisher(PublisherBase):
                 keepalive_timeout=IDLE_S,
                 ssl=self._ssl_context if self._ssl_context is not None else True,
             )
-            # `connect` bounds the wait for a free connection too. `total` ends an answer that trickles.
-            timeout = aiohttp.ClientTimeout(
-                total=3 * self.timeout, connect=self.timeout, sock_connect=self.timeout, sock_read=self.timeout
-            )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                timeout=timeout,
                 headers=_HEADERS,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -177,6 +172,13 @@ class AsyncPublisher(PublisherBase):
         elif self._loop is not loop:
             raise RuntimeError("this AsyncPublisher belongs to another event loop; make one for each loop")
         return self._session
+
+    def _within(self, tries: Attempts) -> aiohttp.ClientTimeout:
+        """The limits of an attempt. `connect` bounds the wait for a free connection too. It ends a little before
+        `total`, so that a connection that doesn't open is never taken for an answer that doesn't come."""
+        left_s = tries.left_s
+        connect = min(self.timeout, 0.9 * left_s)
+        return aiohttp.ClientTimeout(total=left_s, connect=connect, sock_connect=connect, sock_read=self.timeout)
 
     async def send(self, call: Call) -> Answer:
         """Sends a request of `prepare`. Raises as `trigger`."""
@@ -187,7 +189,7 @@ class AsyncPublisher(PublisherBase):
                 try:
                     url = URL(self._origin + target(self.endpoint, call), encoded=True)
                     async with session.request(
-                        call.method, url, data=call.body or None, allow_redirects=False
+                        call.method, url, data=call.body or None, allow_redirects=False, timeout=self._within(tries)
                     ) as response:
                         body = await _read(response)
                 except aiohttp.ClientConnectorError as error:

@@ -80,23 +80,30 @@ class Attempts:
     """The attempts of one call: decides after each whether to repeat, and which error the caller gets.
 
     A transport calls `not_sent`, `no_answer` or `answered` once for each attempt. Each of them raises `Retry`, or the
-    final error; `answered` may return. `idempotent` says that the server compares correlation ids.
+    final error; `answered` may return. `within_s` bounds the whole call: no attempt begins later, and a transport ends
+    the last one after `left_s`. `idempotent` says that the server compares correlation ids.
     """
 
-    def __init__(self, endpoint: Endpoint, call: Call, attempts: int, *, idempotent: bool) -> None:
+    def __init__(self, endpoint: Endpoint, call: Call, attempts: int, within_s: float, *, idempotent: bool) -> None:
         self._endpoint = endpoint
         self._call = call
         self._left = attempts
+        self._until = time.monotonic() + within_s
         self._made = 0
         self._repeatable = idempotent or call.correlation_id is None
         # Whether an earlier attempt may have been carried out.
         self._may_have_happened = False
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the call must be over; never 0 or less, because that means "no limit" to some transports."""
+        return max(self._until - time.monotonic(), 0.001)
+
     def not_sent(self, error: NotSent) -> None:
         """The connection couldn't be opened, so the request can't have reached the server."""
         self._count()
-        if self._left and not error.permanent:
-            raise Retry(self._backoff_s())
+        if self._left > 0 and not error.permanent:
+            self._retry(self._backoff_s())
         text = f"{self._endpoint.origin}: {error}"
         if self._may_have_happened:
             raise self._unconfirmed(text) from error
@@ -137,13 +144,18 @@ class Attempts:
         self._count()
         self._may_have_happened = self._call.correlation_id is not None
         if self._left > 0 and self._repeatable:
-            raise Retry(max(self._backoff_s(), wait_s))
+            self._retry(max(self._backoff_s(), wait_s))
         if self._may_have_happened:
             raise self._unconfirmed(text) from cause
         raise Unavailable(text) from cause
 
     def _unconfirmed(self, text: str) -> Unconfirmed:
         return Unconfirmed(f"the event may have been published, or not: {text}", self._call.correlation_id)
+
+    def _retry(self, wait_s: float) -> None:
+        """Raises Retry, if there is time for another attempt."""
+        if time.monotonic() + wait_s < self._until:
+            raise Retry(wait_s)
 
     def _count(self) -> None:
         self._left -= 1

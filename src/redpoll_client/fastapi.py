@@ -60,13 +60,13 @@ class Realtime(starlette.Realtime):
         """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST, and not in the OpenAPI document."""
         router = APIRouter(include_in_schema=False)
 
-        current = Depends(self._dependency)
+        current, signing = Depends(self._dependency), Depends(self.get_publisher)
 
-        async def auth(request: Request, user: Any = current) -> Response:
-            return await self.answer(request, user, authorize)
+        async def auth(request: Request, user: Any = current, signer: AsyncPublisher = signing) -> Response:
+            return await self.answer(request, user, authorize, signer)
 
-        async def user_auth(request: Request, user: Any = current) -> Response:
-            return await self.answer(request, user, sign_in)
+        async def user_auth(request: Request, user: Any = current, signer: AsyncPublisher = signing) -> Response:
+            return await self.answer(request, user, sign_in, signer)
 
         router.add_api_route("/auth", auth, methods=["POST"], response_model=None)
         router.add_api_route("/user-auth", user_auth, methods=["POST"], response_model=None)

@@ -29,7 +29,7 @@ class Realtime:
     """An app's publisher, rules and webhooks.
 
     - `user_id(user)` returns the id under which others see the user, a string.
-    - `publisher` is by default one from REDPOLL_URL or PUSHER_URL.
+    - `publisher` is by default one from REDPOLL_URL or PUSHER_URL, made at its first use.
     - `on_webhook(event)` gets each WebhookEvent. If it raises, the server repeats the delivery.
     - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted.
     """
@@ -45,12 +45,24 @@ class Realtime:
         endpoint_secret: str | Sequence[str] = (),
     ) -> None:
         self.rules = rules
-        self.publisher = Publisher() if publisher is None else publisher
+        self._publisher = publisher
         self._get_user = get_user
         self._user_id = user_id
         self._on_webhook = on_webhook
         self._endpoint_secret = endpoint_secret
         self._seen = SeenDeliveries()
+
+    @property
+    def publisher(self) -> Publisher:
+        """The app's publisher. A test may set another one. Raises ValueError if none was given and neither REDPOLL_URL
+        nor PUSHER_URL is set."""
+        if self._publisher is None:
+            self._publisher = Publisher()
+        return self._publisher
+
+    @publisher.setter
+    def publisher(self, publisher: Publisher) -> None:
+        self._publisher = publisher
 
     def blueprint(self, name: str = "redpoll") -> Blueprint:
         """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +15,9 @@ from typing import Any, Self
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError
+from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError
 
-from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Call, NotSent, Retry, target
+from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Attempts, Call, NotSent, Retry, target
 from redpoll_client.errors import RedpollError
 from redpoll_client.names import USER_CHANNEL, check_user_id
 from redpoll_client.publishing import History, PublisherBase, history_of
@@ -27,6 +30,8 @@ __all__ = ["IDLE_S", "Publisher"]
 IDLE_S = 4.0
 # Answers up to this length are read at once. Usual ones have two bytes.
 _SMALL_BYTES = 4096
+# Larger requests are sent in pieces of this size.
+_PIECE_BYTES = 65_536
 _HEADERS = {"Content-Type": "application/json", "User-Agent": "redpoll-client"}
 
 
@@ -35,38 +40,103 @@ def _not_sent(error: Exception) -> NotSent:
     import ssl
 
     cause = error.args[0] if error.args and isinstance(error.args[0], ssl.SSLError) else error
-    return NotSent(f"no connection: {error}", permanent=isinstance(cause, ssl.SSLError))
+    # urllib3 begins its text with the connection as Python shows it.
+    text = str(error).removeprefix(f"{error.conn}: ") if isinstance(error, NewConnectionError) else str(error)
+    return NotSent(f"no connection: {text}", permanent=isinstance(cause, ssl.SSLError))
 
 
-class _Opening:
+class _Incoming(io.RawIOBase):
+    """What comes on a socket, until a deadline: `until`, by the monotonic clock. Each read waits up to `each_s`.
+
+    A timeout of the socket alone begins anew with every byte, so a server that sends one now and then would hold the
+    caller for as long as it likes.
+    """
+
+    def __init__(self, sock: socket.socket, until: float, each_s: float) -> None:
+        self._socket = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._until = until
+        self._each_s = each_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the answer didn't end in time")
+        self._socket.settimeout(min(left_s, self._each_s))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Bounded:
+    """A socket for http.client, which only asks it for a file to read from. The other arguments are `_Incoming`'s."""
+
+    def __init__(self, sock: socket.socket, until: float, each_s: float) -> None:
+        self.incoming = _Incoming(sock, until, each_s)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self.incoming)
+
+
+def _response(until: float, each_s: float, sock: socket.socket, **options: Any) -> http.client.HTTPResponse:
+    return http.client.HTTPResponse(_Bounded(sock, until, each_s), **options)  # type: ignore[arg-type]
+
+
+class _PlainConnection(HTTPConnection):
     """Tells a fault of opening a connection from one of using it: only after the latter may the server have seen the
-    request. Beside that, treats a connection that was idle for `IDLE_S` as closed."""
+    request. Beside that, treats a connection that was idle for `IDLE_S` as closed, and bounds sending and receiving."""
 
     used_at = 0.0
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The pool's own timeout. `timeout` is set for each request: while it is sent, the limit of that, and then that
+        # of the whole answer.
+        self._each_s = self._limit_s()
+
+    def _limit_s(self) -> float:
+        assert self.timeout is not None
+        return self.timeout
+
     def connect(self) -> None:
         try:
-            super().connect()  # type: ignore[misc]
+            super().connect()
         except Exception as error:
             raise _not_sent(error) from error
 
+    def send(self, data: Any) -> None:
+        """In pieces: over TLS, a socket's timeout holds for each record, not for all of them."""
+        if not isinstance(data, bytes) or len(data) <= _PIECE_BYTES:
+            super().send(data)
+            return
+        until = time.monotonic() + self._limit_s()
+        for start in range(0, len(data), _PIECE_BYTES):
+            super().send(data[start : start + _PIECE_BYTES])
+            if (left_s := until - time.monotonic()) <= 0:
+                raise TimeoutError("the request couldn't be sent in time")
+            self.sock.settimeout(left_s)
+
     def getresponse(self) -> Any:
-        response = super().getresponse()  # type: ignore[misc]
+        until = time.monotonic() + self._limit_s()
+        # Called like a class.
+        self.response_class = functools.partial(_response, until, self._each_s)  # type: ignore[assignment]
+        response = super().getresponse()
         self.used_at = time.monotonic()
         return response
 
     @property
     def is_connected(self) -> bool:
         fresh = not self.used_at or time.monotonic() - self.used_at < IDLE_S
-        return fresh and bool(super().is_connected)  # type: ignore[misc]
+        return fresh and super().is_connected
 
 
-class _PlainConnection(_Opening, HTTPConnection):
-    pass
-
-
-class _TLSConnection(_Opening, HTTPSConnection):
-    pass
+class _TLSConnection(_PlainConnection, HTTPSConnection):
+    """The same over TLS."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
@@ -90,6 +160,8 @@ class Publisher(PublisherBase):
     def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._pool: urllib3.HTTPConnectionPool | None = None
+        # One for each connection of the pool.
+        self._free = threading.BoundedSemaphore(self._connections)
         self._pool_pid = 0
 
     def __enter__(self) -> Self:
@@ -218,22 +290,17 @@ class Publisher(PublisherBase):
         if self._pool is None or self._pool_pid != os.getpid():
             with self._lock:
                 if self._pool is None or self._pool_pid != os.getpid():
+                    self._free = threading.BoundedSemaphore(self._connections)
                     self._pool, self._pool_pid = self._new_pool(), os.getpid()
         return self._pool
 
     def _new_pool(self) -> urllib3.HTTPConnectionPool:
-        timeout = urllib3.Timeout(connect=self.timeout, read=self.timeout)
+        # `_free` keeps more requests than `maxsize` away from it.
+        options: dict[str, Any] = {"timeout": urllib3.Timeout(connect=self.timeout), "maxsize": self._connections}
         end = self.endpoint
         if not end.ssl:
-            return _PlainPool(end.host, end.port, timeout=timeout, maxsize=self._connections, block=True)
-        return _TLSPool(
-            end.host,
-            end.port,
-            timeout=timeout,
-            maxsize=self._connections,
-            block=True,
-            ssl_context=self._ssl_context,
-        )
+            return _PlainPool(end.host, end.port, **options)
+        return _TLSPool(end.host, end.port, **options, ssl_context=self._ssl_context)
 
     def send(self, call: Call) -> Answer:
         """Sends a request of `prepare`. Raises as `trigger`."""
@@ -241,13 +308,11 @@ class Publisher(PublisherBase):
         while True:
             try:
                 try:
-                    status, headers, body = self._request(call)
+                    status, headers, body = self._request(call, tries)
                 except NotSent as error:
                     tries.not_sent(error)
                 except ClosedPoolError:
                     raise RuntimeError("this publisher was closed") from None
-                except EmptyPoolError:
-                    tries.not_sent(NotSent(f"all {self._connections} connections were busy for {self.timeout:g} s"))
                 except (HTTPError, http.client.HTTPException, OSError) as error:
                     tries.no_answer(error)
                 else:
@@ -255,33 +320,39 @@ class Publisher(PublisherBase):
             except Retry as retry:
                 time.sleep(retry.wait_s)
 
-    def _request(self, call: Call) -> tuple[int, Mapping[str, str], bytes]:
+    def _request(self, call: Call, tries: Attempts) -> tuple[int, Mapping[str, str], bytes]:
         """One attempt: the answer's status, headers and body."""
-        response = self._connections_of_process().urlopen(
-            call.method,
-            target(self.endpoint, call),
-            body=call.body or None,
-            headers=_HEADERS,
-            retries=False,
-            redirect=False,
-            # Annotated as an integer, and given to queue.get, which takes any number.
-            pool_timeout=self.timeout,  # type: ignore[arg-type]
-            decode_content=False,
-            preload_content=False,
-        )
+        pool, free, wait_s = self._connections_of_process(), self._free, min(self.timeout, tries.left_s)
+        if not free.acquire(timeout=wait_s):
+            raise NotSent(f"all {self._connections} connections were busy for {wait_s:.3g} s")
         try:
-            return response.status, response.headers, _read(response, time.monotonic() + self.timeout)
-        except BaseException:
-            # Not to be used again: the rest of this answer may still come.
-            response.close()
-            raise
+            left_s = tries.left_s
+            response = pool.urlopen(
+                call.method,
+                target(self.endpoint, call),
+                body=call.body or None,
+                headers=_HEADERS,
+                retries=False,
+                redirect=False,
+                timeout=urllib3.Timeout(connect=min(self.timeout, left_s), total=left_s),
+                decode_content=False,
+                preload_content=False,
+            )
+            try:
+                return response.status, response.headers, _read(response)
+            except BaseException:
+                # Not to be used again: the rest of this answer may still come.
+                response.close()
+                raise
+            finally:
+                response.release_conn()
         finally:
-            response.release_conn()
+            free.release()
 
 
-def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-    """The whole body. Raises HTTPError for half a body, one that isn't over at the deadline, or one that is larger than
-    any answer of a Pusher server."""
+def _read(response: urllib3.BaseHTTPResponse) -> bytes:
+    """The whole body. Raises HTTPError for half a body, and for one that is larger than any answer of a Pusher
+    server."""
     if response.length_remaining is not None and response.length_remaining <= _SMALL_BYTES:
         return response.read()
     body = bytearray()
@@ -289,8 +360,6 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
         body += piece
         if len(body) > MAX_ANSWER_BYTES:
             raise HTTPError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise HTTPError("the answer didn't end in time")
     return bytes(body)
 
 

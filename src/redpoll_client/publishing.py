@@ -67,6 +67,7 @@ class PublisherBase:
         idempotency: bool = False,
         attempts: int = 4,
         connections: int = 16,
+        total_timeout: float | None = None,
         max_data_bytes: int = names.MAX_DATA_BYTES,
         ssl_context: ssl_module.SSLContext | None = None,
     ) -> None:
@@ -75,7 +76,10 @@ class PublisherBase:
 
         - `url`: `http[s]://KEY:SECRET@HOST[:PORT][/PREFIX]/apps/APP_ID`.
         - `prefix`: a path before `/apps`, such as `/realtime`, which a proxy in front of the server keeps.
-        - `timeout`: seconds for each of: a free connection, opening it, the next bytes of the answer.
+        - `timeout`: seconds for each of: a free connection, opening it, sending, the next bytes of the answer.
+        - `total_timeout`: seconds for a whole call with all its attempts and waits, also if the answer comes byte by
+          byte; by default three times `timeout`. Each part of a long batch is a call. Not within it are the system's
+          resolver, and `timeout` for each further address that a host's name has.
         - `idempotency`: the app compares correlation ids (`redpoll app set ID idempotency=true`). Only then is a
           publish repeated that may have been delivered already.
         - `attempts`: how often a request is tried at most, with random waits of up to 0.1, 0.2, 0.4, … 2 s between.
@@ -84,10 +88,12 @@ class PublisherBase:
         - `encryption_master_key_base64`: 32 bytes in base64, for encrypted channels.
         - `ssl_context`: for a private CA or a client certificate. By default the system's CAs are trusted.
         """
-        if not timeout > 0 or attempts < 1 or connections < 1 or max_data_bytes < 1:
-            raise ValueError("timeout, attempts, connections and max_data_bytes must be positive")
+        total = 3 * timeout if total_timeout is None else total_timeout
+        if not (timeout > 0 and total > 0) or attempts < 1 or connections < 1 or max_data_bytes < 1:
+            raise ValueError("timeout, total_timeout, attempts, connections and max_data_bytes must be positive")
         self.endpoint: Endpoint = endpoint_of(app_id, key, secret, ssl, host, port, cluster, url=url, prefix=prefix)
         self.timeout = timeout
+        self.total_timeout = total
         self.idempotency = idempotency
         self.max_data_bytes = max_data_bytes
         self._attempts = attempts
@@ -178,7 +184,7 @@ class PublisherBase:
     def _tries(self, call: Call) -> Attempts:
         if self._closed:
             raise RuntimeError("this publisher is closed")
-        return Attempts(self.endpoint, call, self._attempts, idempotent=self.idempotency)
+        return Attempts(self.endpoint, call, self._attempts, self.total_timeout, idempotent=self.idempotency)
 
     def _path(self, *parts: str) -> str:
         return "/".join(("", "apps", self.endpoint.app_id, *(quote(part, safe="=@,;") for part in parts)))

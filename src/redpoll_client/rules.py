@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
-from redpoll_client.names import MAX_NAME_CHARS, check_channel, check_socket_id
+from redpoll_client.names import MAX_NAME_CHARS, check_channel, check_socket_id, is_encrypted
 from redpoll_client.publishing import PublisherBase
 
 __all__ = [
@@ -75,10 +75,12 @@ F = TypeVar("F", bound=Rule)
 
 
 class _Pattern:
-    """A channel name with parts in braces."""
+    """A channel name with parts in braces. It fits encrypted channels only if it begins as they do: a signature for one
+    comes with its key, which a rule such as `private-{a}-{b}` isn't meant to hand out."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._encrypted = is_encrypted(text)
         # Each item is one character, or one or more of a set.
         self.items: list[tuple[frozenset[str], bool]] = []
         self.converters: dict[str, Callable[[str], Any]] = {}
@@ -105,13 +107,15 @@ class _Pattern:
         return re.escape(text)
 
     def parts(self, channel: str) -> dict[str, Any] | None:
-        match = self._match(channel)
+        match = self._match(channel) if is_encrypted(channel) == self._encrypted else None
         if match is None:
             return None
         return {name: self.converters[name](value) for name, value in match.groupdict().items()}
 
     def overlaps(self, other: _Pattern) -> bool:
         """Whether one name may fit both: a walk through both at once. A kind counts as any text of its characters."""
+        if self._encrypted != other._encrypted:
+            return False
         todo, seen = [(0, 0)], {(0, 0)}
         while todo:
             mine, theirs = todo.pop()
@@ -142,8 +146,9 @@ class Rules:
         """Decorates the function that decides who may join the channels of this name.
 
         Parts in braces are its arguments after the user: `{id}` is text without a hyphen, `{id:int}` a number without
-        leading zeros, `{id:uuid}` a UUID in lowercase, `{id:any}` anything. It may be a coroutine. It returns True,
-        False, or on presence channels the member's info, a dict.
+        leading zeros, `{id:uuid}` a UUID in lowercase, `{id:any}` anything. Encrypted channels fit only a name that
+        begins with `private-encrypted-`. The function may be a coroutine. It returns True, False, or on presence
+        channels the member's info, a dict.
 
         Raises ValueError for a name that needs no rule, because everybody may join it, and for one that may fit a
         channel of another rule.

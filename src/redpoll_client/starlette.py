@@ -53,7 +53,8 @@ class Realtime:
 
     - `get_user(request)` returns the user who is logged in, or None; it may be a coroutine.
     - `user_id(user)` returns the id under which others see the user, a string.
-    - `publisher` is an AsyncPublisher; by default one from REDPOLL_URL or PUSHER_URL.
+    - `publisher` is an AsyncPublisher; by default one from REDPOLL_URL or PUSHER_URL, made when the app starts or at
+      its first use.
     - `on_webhook(event)`, a coroutine, gets each WebhookEvent. If it raises, the server repeats the delivery.
     - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted.
     """
@@ -69,18 +70,29 @@ class Realtime:
         endpoint_secret: str | Sequence[str] = (),
     ) -> None:
         self.rules = rules
-        self.publisher = AsyncPublisher() if publisher is None else publisher
+        self._publisher = publisher
+        self._is_given = publisher is not None
         self._get_user = get_user
         self._user_id = user_id
         self._on_webhook = on_webhook
         self._endpoint_secret = endpoint_secret
         self._seen = SeenDeliveries()
 
+    @property
+    def publisher(self) -> AsyncPublisher:
+        """The app's publisher. Raises ValueError if none was given and neither REDPOLL_URL nor PUSHER_URL is set."""
+        if self._publisher is None:
+            self._publisher = AsyncPublisher()
+        return self._publisher
+
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """For `lifespan=`: closes the publisher's connections at the app's end."""
+        """For `lifespan=`: closes the publisher's connections at the app's end. An app that is started again, as in
+        tests, reads REDPOLL_URL again."""
         async with self.publisher:
             yield
+        if not self._is_given:
+            self._publisher = None
 
     def routes(self) -> list[Route]:
         """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST."""
@@ -94,13 +106,19 @@ class Realtime:
 
     async def auth(self, request: Request) -> Response:
         """Signs the channels that the rules let the user join."""
-        return await self.answer(request, await self._user(request), authorize)
+        return await self.answer(request, await self._user(request), authorize, self.publisher)
 
     async def user_auth(self, request: Request) -> Response:
         """Signs the user's connection in."""
-        return await self.answer(request, await self._user(request), sign_in)
+        return await self.answer(request, await self._user(request), sign_in, self.publisher)
 
-    async def answer(self, request: Request, user: Any, decide: Callable[..., Awaitable[tuple[int, Any]]]) -> Response:
+    async def answer(
+        self,
+        request: Request,
+        user: Any,
+        decide: Callable[..., Awaitable[tuple[int, Any]]],
+        signer: AsyncPublisher,
+    ) -> Response:
         """The response to a request of this user; `decide` is `authorize` or `sign_in`."""
         try:
             body = await read_body(request, MAX_AUTH_BYTES)
@@ -113,7 +131,7 @@ class Realtime:
         if user is not None and not getattr(user, "is_authenticated", True):
             user = None
         user_id = None if user is None else self._user_id(user)
-        status, content = await decide((self.rules, self.publisher, asked, user, user_id), asyncio.to_thread)
+        status, content = await decide((self.rules, signer, asked, user, user_id), asyncio.to_thread)
         return JSONResponse(content, status)
 
     async def webhook(self, request: Request) -> Response:

@@ -83,8 +83,11 @@ def verify_webhook(
     `body` is the request's body as it came, before any parsing. `headers` may be spelled in any case. `key` and
     `secret` are the app's and verify the `pusher` format; `endpoint_secret`, one or several, are those that `redpoll
     webhook create` and `rotate` printed and verify both formats. One right signature is enough; digests are compared in
-    constant time. `max_age_s` refuses events that happened longer ago; redpoll's retries take up to 6.5 minutes, and
-    those of the dead letter queue any time.
+    constant time.
+
+    `max_age_s` refuses events that happened longer ago, or so far in the future, by this machine's clock; None: any
+    age. Set it only where a replayed request does harm that `Delivery.id` and `seq` don't prevent: redpoll repeats a
+    delivery for up to 6.5 minutes, from the dead letter queue at any time later, and each of these would be refused.
     """
     if len(body) > MAX_WEBHOOK_BYTES:
         raise InvalidWebhook(f"the body has {len(body)} bytes; at most {MAX_WEBHOOK_BYTES} are allowed", 413)

@@ -123,17 +123,22 @@ class Page:
 IN_BOTH = pytest.mark.parametrize("page", ["node", "chromium"], indirect=True)
 
 
-@pytest.fixture
-async def page(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
-    where = getattr(request, "param", "node")
+@asynccontextmanager
+async def opened_page(server: Server, where: str, test: str) -> AsyncIterator[Page]:
+    """`where` is "node" or "chromium"; `test` is the name of the test function."""
     in_browser = where == "chromium"
     with Proxy(("127.0.0.1", server.port)) as proxy:
         async with website(server) as url, Node(server) as node, Api(server) as api:
             if in_browser:
                 await node.call("browser", url=f"{url}/", options=CHROMIUM)
-            test = str(request.node.originalname).removeprefix("test_")
-            yield Page(node, api, proxy, f"{where}-{test}", f"{url}/auth", in_browser)
+            yield Page(node, api, proxy, f"{where}-{test.removeprefix('test_')}", f"{url}/auth", in_browser)
             assert not [news for news in node.news if "page_error" in news]
+
+
+@pytest.fixture
+async def page(server: Server, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
+    async with opened_page(server, getattr(request, "param", "node"), str(request.node.originalname)) as opened:
+        yield opened
 
 
 async def test_the_server_serves_it_to_anybody_and_lets_it_be_cached(server: Server) -> None:

@@ -1,7 +1,7 @@
 """The documentation: the site builds, every command line is one that redpoll accepts, and every block of code that can
 run here does what its page says, against one server.
 
-A block's title is the name of a file. Blocks use `ID`, `KEY`, `SECRET` and the port 6001, as README.md does.
+The blocks of the Python pages: test_docs_of_python.py.
 """
 
 import asyncio
@@ -11,11 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -24,14 +22,26 @@ import pytest
 import yaml
 from playwright.async_api import async_playwright
 
+from docs_blocks import (
+    BLOCK,
+    DOCS,
+    NODE_MODULES,
+    blocks_of,
+    folder_with_libraries,
+    name_of,
+    needs_node,
+    operate,
+    run,
+    running,
+    subscriber,
+    written,
+)
 from ports import reserved_ports
 from redpoll.cli import main
-from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 from wire import Api, Socket, eventually
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "deploy" / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 # All Markdown that people read. node_modules is below tests/clients.
@@ -42,20 +52,8 @@ MARKDOWN = sorted(
     ]
 )
 MAX_LINE = 120
-NODE_MODULES = ROOT / "tests" / "clients" / "node_modules"
-BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands of the pages begin a line of an indented block.
 COMMAND = re.compile(r"^    (?:[A-Z_]+=\S+ )*(redpoll .*)$", re.MULTILINE)
-needs_node = pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="run `npm ci` in tests/clients first")
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(DOCS).as_posix()
-
-
-def blocks_of(page: str) -> dict[str, str]:
-    """The blocks of a page by title."""
-    return {title: text for _, title, text in BLOCK.findall((DOCS / page).read_text()) if title}
 
 
 # -- the site
@@ -66,7 +64,7 @@ def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "deploy" / "mkdocs.yml"]
     built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True, timeout=120, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = {name_of(page).removesuffix(".md") for page in PAGES} | {"settings", "commands"}
+    pages = {name_of(page).removesuffix(".md") for page in PAGES} | docs_pages.GENERATED.keys()
     pages |= set(docs_pages.INCLUDED.values())
     for page in pages - {"index"}:
         assert (tmp_path / page / "index.html").is_file()
@@ -182,108 +180,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def folder(tmp_path) -> Iterator[Path]:
-    """A folder below node_modules, where an `import` finds the libraries."""
-    if not NODE_MODULES.is_dir():
-        yield tmp_path
-        return
-    made = Path(tempfile.mkdtemp(prefix=".docs-", dir=NODE_MODULES))
-    yield made
-    shutil.rmtree(made)
-
-
-def operate(server: Server, verb: str, **args: object):
-    """Runs an operator's command in the server."""
-    return ask(socket_path(server.folder / "data"), verb, args)
-
-
-def written(folder: Path, server: Server, page: str, *titles: str, **values: str) -> list[Path]:
-    """Writes blocks of a page as files, with id, key, secret and port filled in and other texts replaced."""
-    replaced = {"ID": server.app_id, "KEY": server.app_key, "SECRET": server.app_secret, "6001": str(server.port)}
-    paths = []
-    for title in titles:
-        text = blocks_of(page)[title]
-        text = re.sub(r"(?<![\w$])(?:ID|KEY|SECRET|6001)(?!\w)", lambda found: replaced[found[0]], text)
-        for old, new in values.items():
-            text = text.replace(old, new)
-        path = folder / title
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        paths.append(path)
-    return paths
-
-
-class Process:
-    """A running program. `line()` waits for its next line of output."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def line(self) -> str:
-        assert self._process.stdout is not None
-        async with asyncio.timeout(60):
-            line = await self._process.stdout.readline()
-        assert line, "the program ended"
-        return line.decode().strip()
-
-    async def until(self, text: str) -> str:
-        while text not in (line := await self.line()):
-            pass
-        return line
-
-
-@asynccontextmanager
-async def running(*command: object, **environment: str) -> AsyncIterator[Process]:
-    words = [str(word) for word in command]
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", **environment},
-    )
-    try:
-        yield Process(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def run(*command: object, **environment: str) -> str:
-    """Runs a program to its end. Returns its output."""
-    async with running(*command, **environment) as process:
-        assert process._process.stdout is not None
-        async with asyncio.timeout(60):
-            text = (await process._process.stdout.read()).decode()
-            assert await process._process.wait() == 0, text
-        return text
-
-
-@asynccontextmanager
-async def subscriber(server: Server, *command: object, channel: str = "news") -> AsyncIterator[Process]:
-    """A program that subscribes to a channel; the block begins when it has."""
-    async with Api(server) as api:
-        # The subscriber of the test before has left.
-        await eventually(lambda: api.subscription_count(channel), 0)
-        async with running(*command) as process:
-            await eventually(lambda: api.subscription_count(channel), 1)
-            yield process
-
-
-async def test_python(server, folder):
-    backend, client = written(folder, server, "quickstart/python.md", "backend.py", "client.py")
-    async with subscriber(server, sys.executable, client) as reader:
-        await run(sys.executable, backend)
-        assert json.loads(await reader.line()) == {"text": "Hello from Python"}
-
-
-async def test_python_without_a_library(server, folder):
-    (script,) = written(folder, server, "quickstart/python.md", "with_token.py")
-    made = operate(server, "token create", app=server.app_id, name="script", scopes=["publish"], lasts_s=None)
-    client = await Socket.connect(server)
-    await client.subscribe("news")
-    assert (await run(sys.executable, script, TOKEN=made["token"])).strip() == "200"
-    assert "Hello from a token" in str((await client.next("hello", "news"))["data"])
-    await client.close()
+    with folder_with_libraries(tmp_path) as made:
+        yield made
 
 
 @needs_node
@@ -459,4 +357,4 @@ def test_navigation_has_every_page():
 
     listed = [page.removesuffix(".md") for page in pages(nav)]
     files = {name_of(page).removesuffix(".md") for page in PAGES}
-    assert sorted(listed) == sorted({*files, *docs_pages.INCLUDED.values(), "settings", "commands"})
+    assert sorted(listed) == sorted({*files, *docs_pages.INCLUDED.values(), *docs_pages.GENERATED})

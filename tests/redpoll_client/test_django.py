@@ -40,6 +40,8 @@ def post(client, path, **fields):
 
 
 def test_auth_routes(client):
+    from django.contrib.auth import get_user_model
+
     signer = Publisher(url=URL)
     assert post(client, "/auth", **FORM) == (403, {"error": "forbidden"})
     assert post(client, "/user-auth", **FORM) == (403, {"error": "forbidden"})
@@ -52,6 +54,10 @@ def test_auth_routes(client):
     assert post(client, "/auth", socket_id="1.2")[0] == 400
     assert post(client, "/auth", socket_id="x" * 70_000)[0] == 413
     assert client.get("/auth").status_code == 405
+    # A multipart form that nothing has read before.
+    unchecked = Client()
+    unchecked.force_login(get_user_model().objects.get())
+    assert unchecked.post("/auth", FORM).json() == signer.authenticate("private-anna", "1.2")
     client.cookies.clear()
     assert client.post("/auth", FORM).status_code == 403
     assert b"CSRF" in client.post("/auth", FORM).content

@@ -1,17 +1,12 @@
 """Django's outbox: every committed event once and in order, none that was rolled back, whatever is killed.
 
-`OUTBOX_TRANSACTIONS=10000 OUTBOX_KILLS=20 pytest tests/redpoll_client/test_outbox.py` is the long form; it prints the
-time from commit to receipt.
+`python -m bench.soak.outbox` is the long form, with figures.
 """
 
 import asyncio
 import io
-import json
 import os
 import signal
-import subprocess
-import sys
-from contextlib import AsyncExitStack
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -19,16 +14,12 @@ from django.db import transaction
 from django.test import override_settings
 
 from answering import Answering, reply
-from outbox_site import CHANNELS
+from outbox_run import Site, run_outbox
 from postgres import program
-from redpoll_client import Publisher, Subscriber
+from redpoll_client import Publisher
 from wire import eventually
 
 from .conftest import url_of
-
-SITE = [sys.executable, "-m", "outbox_site"]
-TRANSACTIONS = int(os.environ.get("OUTBOX_TRANSACTIONS", "100"))
-KILLS = int(os.environ.get("OUTBOX_KILLS", "2"))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -45,74 +36,14 @@ def database(request, tmp_path):
     postgres.drop_database(name)
 
 
-class Site:
-    """Runs the site's processes."""
-
-    def __init__(self, database, url):
-        path = os.pathsep.join(path for path in sys.path if path)
-        self.environment = {**os.environ, "OUTBOX_DATABASE": database, "REDPOLL_URL": url, "PYTHONPATH": path}
-        self.run("migrate")
-
-    def run(self, *words):
-        ran = subprocess.run(
-            [*SITE, *words], env=self.environment, timeout=280, text=True, capture_output=True, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        return ran
-
-    async def start(self, *words):
-        return await asyncio.create_subprocess_exec(*SITE, *words, env=self.environment, stdout=asyncio.subprocess.PIPE)
-
-
 async def test_every_committed_event_arrives_once_and_in_order(server, database):
     site = Site(database, url_of(server))
-    received = {channel: [] for channel in CHANNELS}
-    news = asyncio.Event()
 
-    async def listen(channel):
-        async for event in channel:
-            received[channel.name].append(event.data)
-            news.set()
+    async def kill_control():
+        os.kill(server.control_pid, signal.SIGKILL)
 
-    def count():
-        return sum(map(len, received.values()))
-
-    async def until(predicate):
-        async with asyncio.timeout(240):
-            while not predicate():
-                news.clear()
-                await news.wait()
-
-    async with AsyncExitStack() as stack:
-        subscriber = await stack.enter_async_context(Subscriber(url=url_of(server), queue=100_000))
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        readers = [
-            group.create_task(listen(await stack.enter_async_context(subscriber.subscribe(name)))) for name in CHANNELS
-        ]
-        writer = await site.start("write", str(TRANSACTIONS), "1")
-        senders = [await site.start("send"), await site.start("send")]
-        try:
-            for kill in range(KILLS):
-                await until(lambda kill=kill: count() >= TRANSACTIONS * (kill + 1) // (KILLS + 2))
-                senders[0].kill()
-                await senders[0].wait()
-                senders = [senders[1], await site.start("send")]
-            committed = json.loads((await writer.communicate())[0])
-            await until(lambda: count() >= sum(map(len, committed.values())))
-            # What comes later must be nothing: the end of the outbox comes after every repeat.
-            for sender in senders:
-                sender.terminate()
-            # One that was still starting dies of the signal.
-            assert {await sender.wait() for sender in senders} <= {0, -signal.SIGTERM}
-            site.run("send", "--once")
-            assert received == committed
-        finally:
-            for sender in senders:
-                if sender.returncode is None:
-                    sender.kill()
-                    await sender.wait()
-            for reader in readers:
-                reader.cancel()
+    result = await run_outbox(site, url_of(server), 100, sender_kills=2, kills=[kill_control])
+    assert result.received == result.committed
 
 
 async def test_a_sender_outlives_connections_that_the_database_ends(server, postgres_server):
@@ -127,7 +58,7 @@ async def test_a_sender_outlives_connections_that_the_database_ends(server, post
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         await eventually(lambda: count(f"SELECT 1 {others} AND query LIKE 'LISTEN%'"), 1)
         assert await count(f"SELECT pg_terminate_backend(pid) {others}") >= 2
-        await asyncio.to_thread(site.run, "write", "5", "1")
+        await asyncio.to_thread(site.run, "write", "5", "1", "0")
         await eventually(lambda: count("SELECT 1 FROM redpoll_outboxevent"), 0)
         sender.terminate()
         assert await sender.wait() == 0

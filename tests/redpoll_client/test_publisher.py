@@ -1,5 +1,6 @@
 """Both publishers at a real redpoll, and at servers that fail in each way that a publish can fail."""
 
+import asyncio
 import base64
 import json
 import os
@@ -11,7 +12,7 @@ import sys
 import pytest
 
 import certs
-from answering import CUT, HALF, SILENCE, Answering, reply
+from answering import CUT, HALF, SILENCE, Answering, Trickle, reply
 from redpoll_client import (
     BadRequest,
     Forbidden,
@@ -159,6 +160,39 @@ async def test_a_publish_without_an_answer_is_sent_once(opened, answer):
             assert [asked.json["correlation_id"] for asked in bad.asked] == ["order-7"]
             if answer == HTML:
                 assert "502: HTML page: Bad gateway nginx" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],
+    ids=["head", "body", "body without a length"],
+)
+async def test_an_answer_that_comes_byte_by_byte_ends_with_the_call(opened, start):
+    with Answering(Trickle(start)) as bad:
+        # Each byte comes in time; the whole answer doesn't. Nor is there time for a repeat.
+        async with opened(url=bad.url, timeout=60, total_timeout=0.5, idempotency=True) as call:
+            with pytest.raises(Unconfirmed):
+                await call("trigger", "a", "e", "")
+    assert len(bad.asked) == 1
+
+
+async def test_a_call_ends_while_all_connections_are_busy(opened):
+    options = {"timeout": 60, "total_timeout": 1, "connections": 1}
+    with Answering(SILENCE) as bad:
+        async with opened(url=bad.url, **options) as call, asyncio.TaskGroup() as group:
+            first = group.create_task(caught(call("trigger", "a", "e", "")))
+            await asyncio.to_thread(bad.came.wait, 60)
+            second = group.create_task(caught(call("trigger", "a", "e", "")))
+    assert isinstance(first.result(), Unconfirmed)
+    # It may have got the connection of the first one in its last moments.
+    assert isinstance(second.result(), Unreachable | Unconfirmed)
+
+
+async def caught(call):
+    try:
+        return await call
+    except Exception as error:
+        return error
 
 
 async def test_a_publish_is_repeated_with_its_id_where_the_server_compares_ids(opened):

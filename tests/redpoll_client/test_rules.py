@@ -146,6 +146,20 @@ def test_rules_beside_each_other(rules):
     assert rules.find(f"private-encrypted-{uuid.upper()}") is None
 
 
+def test_an_encrypted_channel_needs_a_rule_that_says_so():
+    rules = Rules()
+    for pattern in ("private-{a}-{b}", "private-encrypted-{a}"):
+        rules.channel(pattern)(lambda user, a, b=None: True)
+    assert rules.find("private-encryptex-a")[1] == {"a": "encryptex", "b": "a"}
+    assert rules.find("private-encrypted-a")[1] == {"a": "a"}
+    assert rules.find("private-encrypted-a-b") is None
+    with pytest.raises(ValueError, match="has a function already"):
+        rules.channel("private-encrypted-{b:any}")(lambda user, b: True)
+    others = Rules()
+    others.channel("private-encrypted{a:any}")(lambda user, a: True)
+    assert others.find("private-encrypted-a") is None
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "status"),
     [

@@ -1,6 +1,7 @@
-"""The tests of tests/clients that need no second process, over the fake: which pass, and why the others don't apply.
+"""The tests of tests/clients and of hostile input that need no second process, over the fake.
 
-In the suite, those without a Node process of their own; `CLIENTS=all pytest tests/testing/test_clients.py` takes all.
+`fake_rows.py` lists them, those that don't apply, and why. In the suite, the short ones;
+`CLIENTS=all pytest tests/testing/test_clients.py` takes all.
 """
 
 from __future__ import annotations
@@ -8,22 +9,19 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import ModuleType
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clients import test_laravel_echo, test_order, test_pusher_js, test_server_libraries
+from clients.test_browser_module import opened_page
 from node import Node, auth_endpoint, local_signer
 from redpoll.testing import FakeServer
+from testing import fake_rows
 
 ALL = os.environ.get("CLIENTS") == "all"
-MODULES = (test_pusher_js, test_laravel_echo, test_server_libraries, test_order)
-# Tests that don't apply, and why. All others pass.
-WITHOUT = {
-    "test_python_library_with_a_wrong_clock": "it changes the clock of this process, which is the fake's too",
-    "test_node_driver_reports_what_a_library_throws": "it is about the test's own driver",
-}
+CLIENTS = Path(__file__).parents[1] / "clients"
 
 
 class Target(FakeServer):
@@ -31,6 +29,10 @@ class Target(FakeServer):
     turn for those of two."""
 
     workers = 2
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._numbers: dict[int, int] = {}
 
     @property
     def public_url(self) -> str:
@@ -45,68 +47,60 @@ class Target(FakeServer):
     def worker_of(self, client_port: int) -> int:
         return self._numbers.setdefault(client_port, len(self._numbers)) % 2
 
+    def worker_pids(self) -> list[int]:
+        return [os.getpid()]
+
     def peers(self) -> list[int]:
         ports = self._run(lambda: [one.transport.get_extra_info("peername") for one in self._ports if one.socket])
         return [peer[1] for peer in ports]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[int, int] = {}
-
 
 def rows() -> Iterator[Any]:
     """Each test function with each of its parameters."""
-    for module in MODULES:
-        for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
-            if not name.startswith("test_") or name in WITHOUT or function.__module__ != module.__name__:
-                continue
-            if ALL or "node" not in inspect.signature(function).parameters:
-                for number, values in enumerate(_parameters(function)):
-                    yield pytest.param(function, values, id=f"{_short(module)}-{name[5:]}-{number}")
-
-
-def _short(module: ModuleType) -> str:
-    return module.__name__.rpartition(".test_")[2]
-
-
-def _parameters(function: Callable[..., Any]) -> list[dict[str, Any]]:
-    sets: list[dict[str, Any]] = [{}]
-    for mark in getattr(function, "pytestmark", ()):
-        if mark.name == "parametrize":
-            names = [mark.args[0]] if isinstance(mark.args[0], str) else list(mark.args[0])
-            sets = [
-                {**known, **dict(zip(names, values if len(names) > 1 else (values,), strict=True))}
-                for known in sets
-                for values in mark.args[1]
-            ]
-    return sets
+    for module in fake_rows.MODULES:
+        for function in fake_rows.tests_of(module):
+            if ALL or not fake_rows.is_long(function):
+                for number, values in enumerate(fake_rows.parameters_of(function)):
+                    name = f"{fake_rows.short(module)}-{function.__name__[5:]}-{number}"
+                    yield pytest.param(function, values, id=name)
 
 
 @pytest.fixture
-def server() -> Iterator[Target]:
-    with Target() as running:
+def server(request: pytest.FixtureRequest) -> Iterator[Target]:
+    module = inspect.getmodule(request.node.callspec.params["function"])
+    assert module is not None
+    with Target(**fake_rows.MODULES[module]) as running:
+        for prefix, rule in fake_rows.RULES.get(module, {}).items():
+            running.keep_history(prefix, **rule)
         yield running
 
 
 @pytest.fixture
 async def fixtures(server: Any, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, Any]]:
-    """Those of tests/clients/conftest.py that the test wants."""
-    wanted = inspect.signature(request.node.callspec.params["function"]).parameters
-    made: dict[str, Any] = {"server": server}
-    async with auth_endpoint(local_signer(server)) as url:
-        made["auth_url"] = url
+    """Those of tests/clients that the test wants."""
+    function, values = (request.node.callspec.params[name] for name in ("function", "values"))
+    wanted = inspect.signature(function).parameters
+    async with AsyncExitStack() as stack:
+        made: dict[str, Any] = {**values, "server": server}
+        made["auth_url"] = await stack.enter_async_context(auth_endpoint(local_signer(server)))
         if "node" in wanted:
-            async with Node(server) as made["node"]:
-                yield made
-        else:
-            yield made
+            made["node"] = await stack.enter_async_context(Node(server))
+        if "page" in wanted:
+            opened = opened_page(server, values.get("page", "node"), function.__name__)
+            made["page"] = await stack.enter_async_context(opened)
+        yield made
 
 
 @pytest.mark.parametrize(("function", "values"), list(rows()))
 async def test_row(function: Callable[..., Any], values: dict[str, Any], fixtures: dict[str, Any], monkeypatch) -> None:
-    known = {**fixtures, **values, "monkeypatch": monkeypatch}
+    known = {**fixtures, "monkeypatch": monkeypatch}
     await function(**{name: known[name] for name in inspect.signature(function).parameters})
 
 
-def test_every_row_that_does_not_apply_is_a_test() -> None:
-    assert all(any(hasattr(module, name) for module in MODULES) for name in WITHOUT)
+def test_the_tables_name_every_test_that_does_not_apply() -> None:
+    assert all(any(hasattr(module, name) for module in fake_rows.MODULES) for name in fake_rows.WITHOUT)
+    modules = {path.stem.removeprefix("test_") for path in CLIENTS.glob("test_*.py")}
+    here = {fake_rows.short(module) for module in fake_rows.MODULES} - {"hostile_input"}
+    assert modules == here | fake_rows.WHOLE_MODULES_WITHOUT.keys()
+    text = fake_rows.README.read_text()
+    assert fake_rows.with_table(text) == text, "run python tests/testing/fake_rows.py"

@@ -1,4 +1,4 @@
-"""The cells of the matrix, library by feature, over the fake: which pass, and why the others don't apply.
+"""The cells of the matrix, library by feature, over the fake. `fake_rows.py` lists those that don't apply, and why.
 
 In the suite, one library of each kind; `MATRIX=all pytest tests/testing/test_matrix.py` takes all but Chromium.
 """
@@ -13,14 +13,9 @@ import pytest_asyncio
 
 from matrix.features import ROWS, Cell, Row
 from matrix.libraries import COLUMNS, Column
+from testing.fake_rows import ROWS_WITHOUT
 from testing.fake_world import FakeWorld, running_fake_world
 
-# Rows that don't apply, and why. All others pass.
-WITHOUT = {
-    "tls": "the fake has no TLS",
-    "code-4000": "the fake has no TLS to come back by",
-    "history-resumed": "the fake doesn't have user_resume_s",
-}
 LIBRARIES = {
     "all": {column.id for column in COLUMNS} - {"chromium"},
     "": {"pusher_js", "pypi"},
@@ -29,7 +24,7 @@ CELLS = [
     pytest.param(row, column, id=f"{row.id}-{column.id}")
     for row in ROWS
     for column in COLUMNS
-    if callable(row.cells[column.id]) and column.id in LIBRARIES and row.id not in WITHOUT
+    if callable(row.cells[column.id]) and column.id in LIBRARIES and row.id not in ROWS_WITHOUT
 ]
 
 
@@ -40,7 +35,7 @@ async def world() -> AsyncIterator[FakeWorld]:
 
 
 def test_every_row_that_does_not_apply_is_a_row() -> None:
-    assert set(WITHOUT) <= {row.id for row in ROWS}
+    assert set(ROWS_WITHOUT) <= {row.id for row in ROWS}
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -1,4 +1,4 @@
-"""The plugin as a user has it: a FastAPI-like app's tests in a run of their own."""
+"""The plugin as a user has it: the tests of a FastAPI app in a run of their own."""
 
 import os
 import subprocess
@@ -6,45 +6,25 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
-# What a user writes: an application that publishes, and tests that only know the fixtures.
-TESTS = """
-import pusher
-import pytest
+import redpoll_client
+
+# What a user writes: the tests of an application, which only know the fixtures.
+TESTS = Path(redpoll_client.__file__).parent / "examples" / "test_fastapi_app.py"
 
 
-@pytest.fixture
-def backend(redpoll_app):
-    app = redpoll_app
-    return pusher.Pusher(
-        app_id=app.id, key=app.key, secret=app.secret, host=app.host, port=app.port, ssl=False
-    )
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_events_are_the_tests_own(redpoll, backend, number):
-    redpoll.assert_not_published()
-    backend.trigger("orders", "order.paid", {"number": number})
-    assert redpoll.wait("order.paid", "orders").json == {"number": number}
-
-
-@pytest.mark.redpoll(watchlist=True)
-def test_the_marker_sets_the_server(redpoll, redpoll_app):
-    redpoll.set(client_events=False)
-    assert redpoll_app.port == redpoll.port
-
-
-def test_a_failure_reaches_the_application(redpoll, backend):
-    redpoll.fail(503)
-    with pytest.raises(pusher.errors.PusherBadStatus):
-        backend.trigger("orders", "order.paid", {})
-    redpoll.assert_not_published()
-"""
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_app.py").write_text(TESTS)
+def run(folder: Path, *arguments: str, tests: str = TESTS.read_text()) -> subprocess.CompletedProcess[str]:
+    (folder / "test_app.py").write_text(tests)
     # Without the other plugins of this environment, which take seconds to import.
-    plugins = ["-p", "redpoll.testing.plugin", "-p", "xdist.plugin"]
+    plugins = [
+        "-p",
+        "redpoll.testing.plugin",
+        "-p",
+        "xdist.plugin",
+        "-p",
+        "pytest_asyncio.plugin",
+        "-o",
+        "asyncio_mode=auto",
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", *plugins, *arguments]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
@@ -55,14 +35,53 @@ def test_pytest_finds_the_plugin():
     assert found["redpoll"] == "redpoll.testing.plugin"
 
 
-def test_ten_tests_of_an_application_on_two_workers(tmp_path):
+def test_an_applications_tests_on_two_workers(tmp_path):
     done = run(tmp_path, "-n", "2")
-    assert "10 passed" in done.stdout, done.stdout + done.stderr
+    assert "12 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_same_tests_over_the_real_server(tmp_path):
     done = run(tmp_path, "--redpoll-real")
-    assert "10 passed" in done.stdout, done.stdout + done.stderr
+    assert "12 passed" in done.stdout, done.stdout + done.stderr
+
+
+# Each publishes and has a client that doesn't leave by itself. What is left at the end is an error of the run.
+TWO_HUNDRED = """
+import asyncio, gc, os, socket, threading, urllib.request, pytest
+
+def held():
+    gc.collect()
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+BEFORE = []
+
+@pytest.mark.parametrize("number", range(200))
+def test_one(redpoll, number):
+    with socket.create_connection((redpoll.host, redpoll.port)) as client:
+        client.sendall(f"GET /app/{redpoll.app_key}?protocol=7 HTTP/1.1\\r\\nHost: x\\r\\nUpgrade: websocket\\r\\n"
+            "Connection: Upgrade\\r\\nSec-WebSocket-Version: 13\\r\\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\\r\\n\\r\\n".encode())
+        assert b" 101 " in client.recv(100)
+
+def test_nothing_is_left():
+    # The first test has opened what the libraries keep.
+    assert held() == BEFORE[0], (held(), BEFORE)
+
+@pytest.fixture(autouse=True)
+def measured():
+    yield
+    if not BEFORE:
+        BEFORE.append(held())
+"""
+
+
+def test_two_hundred_tests_leave_no_thread_no_task_and_no_descriptor(tmp_path):
+    kinds = ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning")
+    strict = [word for kind in kinds for word in ("-W", f"error::{kind}")]
+    done = run(tmp_path, *strict, tests=TWO_HUNDRED)
+    assert "201 passed" in done.stdout, done.stdout + done.stderr
+    # A task that is left is named when it is collected.
+    assert "Task was destroyed" not in done.stdout + done.stderr
 
 
 def test_a_run_that_does_not_use_it_needs_neither_its_libraries_nor_their_time():
@@ -76,3 +95,9 @@ def test_a_run_that_does_not_use_it_needs_neither_its_libraries_nor_their_time()
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.split() == ["redpoll", "redpoll.testing", "redpoll.testing.plugin"]
+
+
+def test_what_the_extra_installs_is_named_where_it_is_missing(tmp_path):
+    (tmp_path / "conftest.py").write_text("import sys\nsys.modules['h11'] = None\n")
+    done = run(tmp_path, "-k", "welcome")
+    assert "redpoll.testing needs h11: pip install 'redpoll[testing]'" in done.stdout, done.stdout + done.stderr

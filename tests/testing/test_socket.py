@@ -1,6 +1,10 @@
+import itertools
+
 import pytest
 
+from redpoll import _http as compiled
 from redpoll.testing import FakeServer
+from redpoll.testing.socket import upgrade_fault
 from wire import BINARY, PING, PONG, TEXT, Socket, frame
 
 
@@ -60,3 +64,30 @@ async def test_handshakes_are_refused_with_the_protocols_codes(query, extra, key
         client = await Socket.connect(server, query=query, extra=extra, key=key, established=False)
         assert await client.until_closed() == code
         assert client.frames[0]["data"]["code"] == code
+
+
+HEADERS = {
+    b"host": (b"x", b"x, y", None),
+    b"upgrade": (b"WebSocket", b"h2c, websocket", b"h2c"),
+    b"connection": (b"keep-alive, Upgrade", b"close"),
+    b"sec-websocket-version": (b"13", b"8", None),
+    b"sec-websocket-key": (b"dGhlIHNhbXBsZSBub25jZQ==", b"c2hvcnQ=", b"dGhlIHNhbXBsZSBub25jZQ= =", b"!", None),
+    b"content-length": (None, b"0", b"1"),
+    b"transfer-encoding": (None, b"chunked"),
+}
+
+
+def test_upgrades_are_refused_as_the_server_refuses_them():
+    def head(method: bytes, version: bytes, values: tuple) -> tuple:
+        headers = {name: value for name, value in zip(HEADERS, values, strict=True) if value is not None}
+        lines = [b"%b /app/k HTTP/%b" % (method, version), *(b"%b: %b" % pair for pair in headers.items())]
+        return upgrade_fault(method, version, headers), compiled.upgrade_fault(
+            compiled.parse_head(b"\r\n".join(lines) + b"\r\n\r\n")
+        )
+
+    right = next(itertools.product(*HEADERS.values()))
+    cases = [(b"POST", b"1.1", right), (b"GET", b"1.0", right)]
+    cases += [(b"GET", b"1.1", values) for values in itertools.product(*HEADERS.values())]
+    for case in cases:
+        ours, theirs = head(*case)
+        assert ours == theirs, case

@@ -1,45 +1,66 @@
 """The fake tells the truth: a random history of messages gives each client the same frames from both servers.
 
-The long form: `HISTORY=1000 pytest tests/testing/test_truth.py`; `SEED=7` is another history.
+The long form: `HISTORY=1000 SEEDS=1,2,3 pytest tests/testing/test_truth.py`.
 """
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from click.testing import CliRunner
+import pytest
 
-from redpoll.cli import main as command
+from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.protocol.limits import Limits
 from redpoll.testing import FakeServer
 from server import Server
 from testing.twins import Side, Twins
-from wire import Api
+from wire import Api, Socket, eventually
 
-LENGTH = int(os.environ.get("HISTORY", "150"))
-SEED = int(os.environ.get("SEED", "1"))
-RULE = {"keep": 5, "seconds": 3600, "replay": 2, "client_events": False}
-
-
-def run(server: Server, *words: str) -> None:
-    result = CliRunner().invoke(command, [*words, "--json", "--data-dir", str(server.folder / "data")])
-    assert result.exit_code == 0, result.output
-    json.loads(result.stdout)
+LENGTH = int(os.environ.get("HISTORY", "100"))
+SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1,2,3").split(",")]
 
 
-async def test_a_random_history_gives_each_client_the_same_frames() -> None:
-    with Server(workers=1, client_events_per_second=10_000) as real:
-        rule = ("--keep", "5", "--seconds", "3600", "--replay", "2")
-        run(real, "history", "rule", "add", real.app_id, "--prefix", "kept-", *rule)
-        fake = FakeServer(
-            app_id=real.app_id,
-            app_key=real.app_key,
-            app_secret=real.app_secret,
-            limits=Limits(client_events_per_s=10_000),
-        )
-        fake.keep_history("kept-", keep=5, replay=2)
-        with fake:
-            async with Api(fake) as fake_api, Api(real) as real_api:
-                twins = Twins(Side(fake, fake_api), fake, Side(real, real_api), SEED)
-                await twins.run(LENGTH)
+@pytest.fixture(scope="module")
+def real() -> Iterator[Server]:
+    with Server(workers=1, client_events_per_second=10_000) as running:
+        yield running
+
+
+@dataclass
+class NewApp:
+    """An app of its own on the real server."""
+
+    port: int
+    app_id: str
+    app_key: str
+    app_secret: str
+
+    async def is_known(self) -> bool:
+        """Whether the worker has heard of it."""
+        client = await Socket.connect(self, established=False)
+        event = (await client.next())["event"]
+        await client.close()
+        return event == "pusher:connection_established"
+
+
+def new_app(server: Server) -> NewApp:
+    commands = socket_path(server.folder / "data")
+    made = ask(commands, "app create", {"name": "truth"})
+    rule = {"app": made["id"], "name": "kept-", "prefix": True, "keep": 5, "seconds": 3600, "replay": 2}
+    ask(commands, "history rule add", rule)
+    return NewApp(server.port, str(made["id"]), made["key"], made["secret"])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_random_history_gives_each_client_the_same_frames(real: Server, seed: int) -> None:
+    app = new_app(real)
+    await eventually(app.is_known, True)
+    credentials = {"app_id": app.app_id, "app_key": app.app_key, "app_secret": app.app_secret}
+    fake = FakeServer(**credentials, limits=Limits(client_events_per_s=10_000))
+    fake.keep_history("kept-", keep=5, replay=2)
+    with fake:
+        async with Api(fake) as fake_api, Api(app) as real_api:
+            twins = Twins(Side(fake, fake_api), fake, Side(app, real_api), seed)
+            await twins.run(LENGTH)

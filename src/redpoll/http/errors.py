@@ -10,7 +10,15 @@ from http import HTTPStatus
 
 import msgspec
 
-__all__ = ["ALIVE", "TOO_MANY_OF_ADDRESS", "alive_response", "closing", "error_response", "http_date"]
+__all__ = [
+    "ALIVE",
+    "TOO_MANY_OF_ADDRESS",
+    "alive_response",
+    "closing",
+    "error_response",
+    "http_date",
+    "upgrade_wanted",
+]
 
 # By path: these ask whether this process is alive, which doesn't depend on control. As control/observe/health.py
 # answers.
@@ -35,6 +43,12 @@ def error_response(status: int, code: str, text: str, more_headers: str = "", *,
     body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
     connection = "" if keep_alive else "Connection: close\r\n"
     return _response(status, "application/json", connection + more_headers, body)
+
+
+def upgrade_wanted() -> bytes:
+    """The complete response to a request for /app/KEY that is no upgrade."""
+    text = "this is a WebSocket address; connect with an Upgrade"
+    return error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
 
 
 def _response(status: int, content_type: str, more_headers: str, body: bytes) -> bytes:

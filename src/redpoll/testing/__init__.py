@@ -18,6 +18,8 @@ _MODULES: Final = {
     "Server": "server",
     "Webhook": "webhooks",
 }
+# What the extra `testing` installs.
+_OF_THE_EXTRA: Final = ("h11", "websockets")
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +27,11 @@ def __getattr__(name: str) -> Any:
     # extra `testing`, for plugin.py. `Server` needs Unix.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"redpoll.testing.{_MODULES[name]}"), name)
+    try:
+        module = import_module(f"redpoll.testing.{_MODULES[name]}")
+    except ModuleNotFoundError as missing:
+        if missing.name not in _OF_THE_EXTRA:
+            raise
+        text = f"redpoll.testing needs {missing.name}: pip install 'redpoll[testing]'"
+        raise ModuleNotFoundError(text, name=missing.name) from None
+    return getattr(module, name)

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
 
-from redpoll.control.api.answers import attributes_of, cursor_of, page_limit, parse_cursor, signed
+from redpoll.control.api.answers import (
+    attributes_of,
+    cursor_of,
+    fingerprint,
+    idempotency_conflict,
+    page_limit,
+    parse_cursor,
+    signed,
+)
+from redpoll.control.api.browser_module import BrowserModule
 from redpoll.control.api.history_query import PARAMETERS, answer, parse_query
-from redpoll.control.http.cross_origin import allowed_to_read
+from redpoll.control.http.cross_origin import allowed_to_read, preflight
 from redpoll.control.http.response import EMPTY_OBJECT, Response, header_line
 from redpoll.control.http.router import API_PREFIX, Access, NoRoute, Route, Routes
 from redpoll.control.http.schemas import (
@@ -83,7 +91,7 @@ class Api:
         self.routes = Routes([*self._table(), *more])
 
     def _table(self) -> list[Route]:
-        channels = "/apps/{app_id}/channels"
+        channels, script = "/apps/{app_id}/channels", BrowserModule()
         terminate = "/users/{user_id}/terminate_connections"
 
         def route(method: str, path: str, name: str, handler: Any, access: Access = Access.APP, **more: Any) -> Route:
@@ -101,7 +109,7 @@ class Api:
             route("POST", terminate, "terminate_connections_of_key", self._terminate, Access.ANY_APP, scope="publish"),
             route("POST", "/apps/{app_id}/auth", "auth", self._authorize, scope="auth", cross_origin=True),
             route("OPTIONS", "/apps/{app_id}/auth", "auth_preflight", self._preflight, Access.OPEN, cross_origin=True),
-            route("GET", API_PREFIX + "/redpoll.js", "browser_module", self._script, Access.OPEN),
+            route("GET", API_PREFIX + "/redpoll.js", "browser_module", lambda request: script.answer(""), Access.OPEN),
             route("GET", "/healthz", "healthz", lambda request: request.plain(b'{"status":"ok"}'), Access.OPEN),
             route("GET", "/readyz", "readyz", lambda request: request.plain(b'{"status":"ready"}'), Access.OPEN),
             route(
@@ -180,7 +188,7 @@ class Api:
                     self._hub.publish(request.space, channel, name, data, excluded, call.correlation_id)
             return self._published(request, call)
 
-        return self._once(request, "batch_events" if call.is_batch else "events", call.correlation_id, publish)
+        return self._once(request, call, publish)
 
     def _published(self, request: Request, call: Call) -> bytes:
         """The answer's body, with the attributes that `info` asked for."""
@@ -193,27 +201,24 @@ class Api:
         (info,) = call.infos
         return _encode(TriggerResponse({channel: self._attributes(request, channel, info) for channel in names[0]}))
 
-    def _once(self, request: Request, endpoint: str, correlation_id: str | None, publish: Any) -> Response:
+    def _once(self, request: Request, call: Call, publish: Any) -> Response:
         """Publishes, unless the app compares correlation ids and this one was used."""
+        correlation_id = call.correlation_id
         if correlation_id is not None:
             request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
         if correlation_id is None or not request.app.idempotency:
             return request.ok(publish())
-        query = sorted((name, value) for name, value in request.params if name not in auth.AUTH_NAMES)
-        fingerprint = b"%b\n%b\n%b" % (endpoint.encode(), _encode(query), request.body)
+        known_by = fingerprint(call.is_batch, request.params, request.body)
         key, now = (request.app.id, correlation_id), self._clock.now()
         known = self._remembered.get(key)
         if known is not None and known.until > now:
-            if known.fingerprint != fingerprint:
-                raise ApiError(
-                    "idempotency_conflict",
-                    "nothing was published: another request used this correlation_id within the last 120 s",
-                )
+            if known.fingerprint != known_by:
+                raise idempotency_conflict()
             return request.ok(known.answer)
         body: bytes = publish()
         if len(self._remembered) >= _MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = _Remembered(fingerprint, body, now + _ONCE_S)
+        self._remembered[key] = _Remembered(known_by, body, now + _ONCE_S)
         return request.ok(body)
 
     # -- channels
@@ -309,16 +314,4 @@ class Api:
 
     @staticmethod
     def _preflight(request: Request) -> Response:
-        headers = request.more_headers
-        if b"Access-Control-Allow-Origin" in headers:
-            headers += b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
-            wanted = request.headers.get("Access-Control-Request-Headers", "")
-            if wanted and wanted.isascii():
-                headers += header_line("Access-Control-Allow-Headers", wanted)
-        return Response(204, b"", headers)
-
-    @staticmethod
-    def _script(request: Request) -> Response:
-        script = resources.files("redpoll.control").joinpath("static/redpoll.js").read_bytes()
-        headers = b"Content-Type: text/javascript; charset=utf-8\r\nAccess-Control-Allow-Origin: *\r\n"
-        return request.plain(script, headers)
+        return preflight(request.more_headers, request.headers.get("Access-Control-Request-Headers", ""))

@@ -9,14 +9,16 @@ from typing import Final, cast
 import h11
 
 from redpoll.control.http.response import Response, dateline, error_response
+from redpoll.http.errors import upgrade_wanted
+from redpoll.http.head import MAX_HEAD_BYTES, FieldTable, HeadFault, read_head, size_of_head
 from redpoll.http.messages import FIELDS, MAX_BODY_BYTES
 from redpoll.protocol.errors import ApiError
 from redpoll.testing.request import Request
-from redpoll.testing.socket import House, Socket
+from redpoll.testing.socket import House, Socket, upgrade_fault
 
 __all__ = ["Port", "request_of"]
 
-_MAX_HEAD_BYTES: Final = 16 * 1024
+_TABLE: Final = FieldTable(FIELDS)
 _FIELDS: Final = {name.lower().encode(): name for name in FIELDS}
 
 
@@ -31,7 +33,7 @@ class Port(asyncio.Protocol):
         self._answer = answer
         self._ports = ports
         self._none_left = none_left
-        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._head: h11.Request | None = None
         self._body = bytearray()
         self._has_continued = False
@@ -62,7 +64,9 @@ class Port(asyncio.Protocol):
             while self.socket is None and not self.transport.is_closing() and self._advance():
                 pass
         except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, "bad_request", f"not an HTTP request: {error}")
+            # Without what was sent, which may be anything.
+            text = str(error).partition(":")[0]
+            self._refuse(error.error_status_hint, "bad_request", f"not an HTTP request: {text}")
 
     # -- HTTP
 
@@ -78,14 +82,11 @@ class Port(asyncio.Protocol):
             self._head = event
             self._body.clear()
             self._has_continued = False
-            if _size_of(event) > _MAX_HEAD_BYTES:
-                self._refuse(431, "bad_request", "the request head is larger than 16 KiB")
-            elif b"websocket" in dict(event.headers).get(b"upgrade", b"").lower():
-                self._upgrade(event)
+            self._take_head(event)
         elif isinstance(event, h11.Data):
             self._body += event.data
             if len(self._body) > MAX_BODY_BYTES:
-                self._refuse(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+                self._refuse_body()
         elif isinstance(event, h11.EndOfMessage):
             self._respond()
         else:
@@ -93,9 +94,36 @@ class Port(asyncio.Protocol):
             return False
         return True
 
+    def _take_head(self, head: h11.Request) -> None:
+        headers = list(head.headers)
+        try:
+            fields = read_head(head.http_version.decode(), headers, _TABLE)
+        except HeadFault as fault:
+            self._refuse(fault.status, "bad_request", fault.text)
+            return
+        has_both_lengths = {b"content-length", b"transfer-encoding"} <= dict(headers).keys()
+        if size_of_head(head.target, headers) > MAX_HEAD_BYTES:
+            self._refuse(431, "bad_request", "the request head is larger than 16 KiB")
+        elif has_both_lengths:
+            self._refuse(400, "bad_request", "not an HTTP request: it has a length and a transfer coding")
+        elif (fields.announced or 0) > MAX_BODY_BYTES:
+            self._refuse_body()
+        elif not fields.websocket:
+            return
+        elif (refusal := upgrade_fault(head.method, head.http_version, dict(headers))) is not None:
+            status, text = refusal
+            more = b"Sec-WebSocket-Version: 13\r\n" if status == 426 else b""
+            self._refuse(status, "bad_request", text, more)
+        else:
+            self._upgrade(head)
+
     def _respond(self) -> None:
         head = self._head
         assert head is not None
+        if head.target.startswith(b"/app/"):
+            self.transport.write(upgrade_wanted())
+            self.transport.close()
+            return
         request = request_of(head, bytes(self._body))
         response = self._answer(request)
         names = dict(head.headers)
@@ -105,7 +133,7 @@ class Port(asyncio.Protocol):
             response.keep_alive = False
         self._write(response, request.method, is_1_0)
         rest, _ = self._parser.trailing_data
-        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         if rest:
             self._parser.receive_data(rest)
 
@@ -115,8 +143,12 @@ class Port(asyncio.Protocol):
         if not response.keep_alive:
             self.transport.close()
 
-    def _refuse(self, status: int, code: str, text: str) -> None:
+    def _refuse_body(self) -> None:
+        self._refuse(413, "payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+
+    def _refuse(self, status: int, code: str, text: str, more_headers: bytes = b"") -> None:
         response = error_response(ApiError(code, text), Request.new_trace_id(), status)
+        response.headers += more_headers
         response.keep_alive = False
         self._write(response, "GET")
 
@@ -129,10 +161,6 @@ class Port(asyncio.Protocol):
         lines += [b"%b: %b" % (name, value) for name, value in head.headers]
         self.socket = Socket(self._house, self.transport)
         self.socket.received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
-
-
-def _size_of(head: h11.Request) -> int:
-    return len(head.target) + sum(len(name) + len(value) + len(b": \r\n") for name, value in head.headers)
 
 
 def request_of(head: h11.Request, body: bytes) -> Request:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import codecs
 import logging
 import secrets
 from collections.abc import Mapping
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from redpoll.testing.clock import Clock, Timer
     from redpoll.testing.hub import Hub
 
-__all__ = ["House", "Socket"]
+__all__ = ["House", "Socket", "upgrade_fault"]
 
 # How long a client may take to answer our close frame (RFC 6455 section 7.1.1).
 _CLOSE_TIMEOUT_S: Final = 5.0
@@ -64,6 +67,8 @@ class Socket:
         self._transport = transport
         self._wire = ServerProtocol(max_size=house.max_message_bytes, logger=_log)
         self._parts: list[bytes] = []
+        # A text that isn't UTF-8 is refused with the fragment that shows it, not at its end.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._opcode = Opcode.TEXT
         self._is_greeted = False
         self._heard_at = house.clock.now()
@@ -151,17 +156,18 @@ class Socket:
         if frame.opcode != Opcode.CONT:
             self._opcode = frame.opcode
         self._parts.append(bytes(frame.data))
+        if self._opcode == Opcode.TEXT:
+            try:
+                self._decoder.decode(bytes(frame.data), frame.fin)
+            except UnicodeDecodeError:
+                self._wire.fail(CloseCode.INVALID_DATA)
+                return
         if not frame.fin or self._wire.state is not State.OPEN:
             return
         message, self._parts = b"".join(self._parts), []
         now = self._house.clock.now()
         if self._opcode == Opcode.BINARY:
             self._house.hub.perform(self, self.session.receive_binary(now))
-            return
-        try:
-            message.decode()
-        except UnicodeDecodeError:
-            self._wire.fail(CloseCode.INVALID_DATA)
             return
         self._house.hub.perform(self, self.session.receive(message, now))
 
@@ -194,6 +200,36 @@ class Socket:
             else:
                 # What `websockets` calls the end of the stream: everything is written.
                 self._transport.close()
+
+
+def upgrade_fault(method: bytes, version: bytes, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
+    """As `_http.upgrade_fault`, which is compiled: None if this head opens a WebSocket, else status and text. `version`
+    is like `1.1`, names of headers are in lower case."""
+
+    def has(name: bytes, token: bytes) -> bool:
+        return token in [part.strip(b" \t") for part in headers.get(name, b"").lower().split(b",")]
+
+    if method != b"GET":
+        return 405, "a WebSocket is opened by GET"
+    if version < b"1.1":
+        return 400, "a WebSocket needs HTTP/1.1"
+    if not headers.get(b"host") or b"," in headers[b"host"]:
+        return 400, "one Host header is required"
+    if not has(b"upgrade", b"websocket"):
+        return 400, "the Upgrade header does not name websocket"
+    if not has(b"connection", b"upgrade"):
+        return 400, "the Connection header does not name upgrade"
+    if headers.get(b"sec-websocket-version") != b"13":
+        return 426, "WebSocket version 13 is spoken here"
+    try:
+        key = base64.b64decode(headers.get(b"sec-websocket-key", b""), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != 16:
+        return 400, "Sec-WebSocket-Key is not 16 bytes in base64"
+    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+        return 400, "an upgrade has no body"
+    return None
 
 
 def _location(target: str) -> tuple[str, Mapping[str, str]]:

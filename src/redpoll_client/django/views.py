@@ -27,13 +27,15 @@ _REMEMBERED_S = 7 * 24 * 3600
 
 
 def _body(request: HttpRequest, limit: int) -> bytes:
-    """The body. Raises BadAuthRequest with 413 if it is longer than `limit`. A multipart form becomes a urlencoded one:
-    Django's middleware has read it."""
+    """The body. Raises BadAuthRequest with 413 if it is longer than `limit`. A multipart form, as Django's test client
+    posts it, becomes a urlencoded one."""
     try:
         if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
             raise RequestDataTooBig
-        body: bytes = request.body
+        multipart = request.content_type == "multipart/form-data"
+        body: bytes = request.POST.urlencode().encode() if multipart else request.body
     except RawPostDataException:
+        # Something before this view has read the form.
         body = request.POST.urlencode().encode()
     except (RequestDataTooBig, ValueError):
         raise BadAuthRequest(f"at most {limit} bytes are allowed", 413) from None

@@ -9,18 +9,32 @@ import base64
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from redpoll.control.http.schemas import Attributes, AuthResponse
 from redpoll.protocol.apps import App
-from redpoll.protocol.auth import encryption_secret, sign_channel
+from redpoll.protocol.auth import AUTH_NAMES, Params, encryption_secret, sign_channel
 from redpoll.protocol.channels import Kind, is_encrypted, kind_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import AuthRequest
 
-__all__ = ["DEFAULT_PAGE", "MAX_PAGE", "attributes_of", "cursor_of", "page_limit", "parse_cursor", "signed"]
+__all__ = [
+    "DEFAULT_PAGE",
+    "MAX_PAGE",
+    "attributes_of",
+    "cursor_of",
+    "fingerprint",
+    "idempotency_conflict",
+    "page_limit",
+    "parse_cursor",
+    "signed",
+]
 
 # Channels of a page.
 DEFAULT_PAGE: Final = 100
 MAX_PAGE: Final = 1_000
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def attributes_of(
@@ -50,6 +64,20 @@ def signed(asked: AuthRequest, app: App, key: str, master_key: bytes | None) -> 
     if master_key is not None and is_encrypted(channel):
         body.shared_secret = encryption_secret(master_key, channel)
     return body
+
+
+def fingerprint(is_batch: bool, params: Params, body: bytes) -> bytes:
+    """What identifies a publish beside its correlation_id (protocol/README.md "Idempotency"): equal for a repeated
+    request, whatever its path prefix, signature and credential. `params` is its query."""
+    query = sorted((name, value) for name, value in params if name not in AUTH_NAMES)
+    return b"%b\n%b\n%b" % (b"batch_events" if is_batch else b"events", _encode(query), body)
+
+
+def idempotency_conflict() -> ApiError:
+    """The answer to a publish with the correlation_id of another one."""
+    return ApiError(
+        "idempotency_conflict", "nothing was published: another request used this correlation_id within the last 120 s"
+    )
 
 
 def page_limit(given: str | None) -> int:

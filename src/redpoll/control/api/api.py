@@ -21,8 +21,17 @@ from redpoll.cluster.idempotency import Claim, Idempotency, Outcome
 from redpoll.cluster.questions import TerminateUser
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.survey import Survey
-from redpoll.control.api.answers import attributes_of, cursor_of, page_limit, parse_cursor, signed
+from redpoll.control.api.answers import (
+    attributes_of,
+    cursor_of,
+    fingerprint,
+    idempotency_conflict,
+    page_limit,
+    parse_cursor,
+    signed,
+)
 from redpoll.control.api.occupancy import ChannelPage, Occupancy, TooManyChannels
+from redpoll.control.http.cross_origin import preflight
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import EMPTY_OBJECT, Response, header_line
 from redpoll.control.http.schemas import (
@@ -37,7 +46,6 @@ from redpoll.control.publish.daily_limit import DailyLimit
 from redpoll.control.publish.publisher import Publisher
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.protocol.apps import App
-from redpoll.protocol.auth import AUTH_NAMES
 from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.messages import (
@@ -60,7 +68,6 @@ _MAX_UNPAGED_BYTES: Final = 2 * 1024 * 1024
 _RENDERED_AT_ONCE: Final = 500
 
 _encode: Final = msgspec.json.Encoder().encode
-_PREFLIGHT_HEADERS: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
 _NO_ATTRIBUTES: Final = Attributes()
 _FORM: Final = "application/x-www-form-urlencoded"
 # For a publish and the steps before it. The client gets its response within 2 s.
@@ -161,8 +168,8 @@ class Api:
                     await self._spend(request, call.count)
                     await self._publish_traced(request, call)
                     return await self._render_body(app_id, call)
-                fingerprint = _fingerprint("batch_events" if call.is_batch else "events", request)
-                claim = await self._idempotency.claim(app_id, correlation_id, fingerprint)
+                known_by = fingerprint(call.is_batch, request.params, request.body)
+                claim = await self._idempotency.claim(app_id, correlation_id, known_by)
                 return await self._publish_once(request, claim, call)
         except TimeoutError:
             self._publisher.unconfirmed += call.count
@@ -170,10 +177,7 @@ class Api:
 
     async def _publish_once(self, request: Request, claim: Claim, call: Call) -> bytes:
         if claim.outcome is Outcome.CONFLICT:
-            raise ApiError(
-                "idempotency_conflict",
-                "nothing was published: another request used this correlation_id within the last 120 s",
-            )
+            raise idempotency_conflict()
         if claim.answer is not None:
             return claim.answer
         try:
@@ -322,13 +326,7 @@ class Api:
 
     async def preflight(self, request: Request) -> Response:
         """OPTIONS auth: the preflight of browsers (protocol/README.md "CORS")."""
-        if b"Access-Control-Allow-Origin" not in request.more_headers:
-            return Response(204, b"", request.more_headers)
-        headers = request.more_headers + _PREFLIGHT_HEADERS
-        wanted = request.headers.get("Access-Control-Request-Headers", "")
-        if wanted and wanted.isascii():
-            headers += header_line("Access-Control-Allow-Headers", wanted)
-        return Response(204, b"", headers)
+        return preflight(request.more_headers, request.headers.get("Access-Control-Request-Headers", ""))
 
     async def _attributes(self, app_id: str, wanted: Sequence[tuple[str, tuple[str, ...]]]) -> list[Attributes]:
         """The wanted attributes of each (channel, info), without those that don't apply to the channel's kind."""
@@ -355,12 +353,6 @@ def _joined(begin: bytes, slices: Iterable[bytes], end: bytes) -> bytes:
     if len(pieces) > 1:
         pieces.pop()
     return b"".join((*pieces, end))
-
-
-def _fingerprint(endpoint: str, request: Request) -> bytes:
-    """Equal for a repeated request, whatever its path prefix, signature and credential."""
-    query = sorted((name, value) for name, value in request.params if name not in AUTH_NAMES)
-    return b"%b\n%b\n%b" % (endpoint.encode(), _encode(query), request.body)
 
 
 def _cursor_of(page: ChannelPage) -> str | None:

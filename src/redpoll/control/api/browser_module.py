@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response
+
+if TYPE_CHECKING:
+    from redpoll.control.http.request import Request
 
 __all__ = ["BrowserModule"]
 
@@ -34,7 +36,10 @@ class BrowserModule:
 
     async def show(self, request: Request) -> Response:
         """Answers the script, or 304 if the client has this version."""
-        known = (tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(","))
-        if self._tag in known:
+        return self.answer(request.headers.get("If-None-Match", ""))
+
+    def answer(self, known: str) -> Response:
+        """The same for the value of If-None-Match."""
+        if self._tag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(304, b"", self._headers)
         return Response(200, self._script, _TYPE + self._headers)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redpoll.control.http.response import header_line
+from redpoll.control.http.response import Response, header_line
 from redpoll.protocol.handshake import origin_allowed
 
 if TYPE_CHECKING:
     from redpoll.protocol.apps import App
 
-__all__ = ["allowed_to_read"]
+__all__ = ["allowed_to_read", "preflight"]
 
 _VARY: Final = b"Vary: Origin\r\n"
+_PREFLIGHT: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
 _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
 
 
@@ -24,3 +25,13 @@ def allowed_to_read(origin: str | None, app: App | None) -> bytes:
     if app is not None and not origin_allowed(origin, app.allowed_origins):
         return _VARY
     return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY
+
+
+def preflight(headers: bytes, wanted: str) -> Response:
+    """The answer to a browser's OPTIONS. `headers` are those of `allowed_to_read`; `wanted` is the value of
+    Access-Control-Request-Headers."""
+    if b"Access-Control-Allow-Origin" in headers:
+        headers += _PREFLIGHT
+        if wanted and wanted.isascii():
+            headers += header_line("Access-Control-Allow-Headers", wanted)
+    return Response(204, b"", headers)

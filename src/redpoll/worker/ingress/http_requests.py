@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from redpoll._http import pack_simple
 from redpoll.config.proxies import TrustedProxies
 from redpoll.http.connection import CONTINUE_LINE, State
-from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response
+from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response, upgrade_wanted
 from redpoll.http.head import FieldTable
 from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, pack_fields
 from redpoll.http.reader import Fault, ParsedRequest, Phase
@@ -161,8 +161,7 @@ class PublicConnection(HoldingConnection):
                 return
             answer = local
         elif request.target.startswith(b"/app/"):
-            text = "this is a WebSocket address; connect with an Upgrade"
-            answer = error_response(426, "bad_request", text, "Upgrade: websocket\r\n")
+            answer = upgrade_wanted()
         elif request.target in ALIVE and request.method in (b"GET", b"HEAD"):
             answer = alive_response(request.target)
         else:
