@@ -196,7 +196,10 @@ def _certificate(certificate: ServerCertificate, now_s: float) -> Finding:
         return failed("Certificate", seen, "it isn't valid yet, or this machine's clock is slow", renew)
     if not names:
         return failed(
-            "Certificate", seen, "it names no host (subjectAltName): clients refuse it", "issue one with the host's name"
+            "Certificate",
+            seen,
+            "it names no host: clients refuse it",
+            "issue one with the host's name",
         )
     if left_days < _MIN_DAYS_LEFT:
         return warning("Certificate", seen, f"it expires in {left_days:.0f} days", renew)

@@ -151,7 +151,7 @@ class DirectoryVersion(Message, frozen=True):
 
 
 class CertificateChanged(Message, frozen=True):
-    """The TLS certificate's file was replaced."""
+    """The file with the TLS certificates was replaced. To control only if its port has TLS."""
 
 
 class TicketKeys(Message, frozen=True):
@@ -321,6 +321,7 @@ ToControl: TypeAlias = (
     | WorkersReady
     | NodesChanged
     | Lead
+    | CertificateChanged
     | Reloaded
 )
 FromChild: TypeAlias = (
