@@ -87,11 +87,12 @@ def test_keys_may_be_in_a_folder_of_their_own(tmp_path):
 
 def test_a_certificate_without_a_key_in_a_folder_is_noted(tmp_path):
     made(tmp_path, "one")
-    _, key = made(tmp_path, "ca")
-    key.unlink()
+    for name in ("ca", "two"):
+        made(tmp_path, name)[1].unlink()
     result = found([tmp_path])
     assert names(result) == [("one.example.com",)]
-    assert result.notes == [f"{str(tmp_path / 'ca.crt')!r} has no key 'ca.key' and isn't used"]
+    assert result.notes == [f"{str(tmp_path / 'two.crt')!r} has no key 'two.key' and isn't used"]
+    assert found([certbot(tmp_path / "live", "three")]).notes == []
 
 
 def test_a_folder_without_a_pair_is_refused(tmp_path):

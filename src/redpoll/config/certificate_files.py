@@ -35,6 +35,8 @@ _MAX_CERTIFICATES: Final = 256
 _MAX_ENTRIES: Final = 10_000
 # An OCSP response with the responder's certificates has 2 to 4 kB, and goes out with each full handshake.
 _MAX_OCSP_BYTES: Final = 16_384
+# What certbot and Kubernetes keep beside a certificate; `_of_certbot` reads two of them.
+_NOT_SERVED: Final = frozenset(("fullchain.pem", "privkey.pem", "cert.pem", "chain.pem", "ca.crt", "ca.pem"))
 _OCSP_LABEL: Final = "OCSP RESPONSE"
 
 
@@ -113,7 +115,7 @@ def _in_folder(folder: Path, keys: Path, notes: list[str]) -> list[tuple[Path, P
     for entry in entries:
         if entry.is_dir():
             pairs += _of_certbot(entry, keys / entry.name)
-        elif entry.suffix in (".crt", ".pem") and entry.name not in ("fullchain.pem", "privkey.pem"):
+        elif entry.suffix in (".crt", ".pem") and entry.name not in _NOT_SERVED:
             key = keys / (entry.stem + ".key")
             if key.exists():
                 pairs.append((entry, key))
