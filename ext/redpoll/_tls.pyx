@@ -17,8 +17,6 @@ from redpoll._engine cimport WebSocket
 from redpoll._openssl cimport Context, fault_text, openssl
 from redpoll._sockets cimport BULK, Poller, peer_of, place_of
 
-import ssl
-
 from redpoll import _engine, _openssl
 
 __all__ = ["CLOSE_WITHIN_S", "OpenSslSocket", "PythonTlsSocket", "TlsSocket"]
@@ -84,9 +82,10 @@ cdef object plain_view = memoryview(plain_buffer)
 cdef uint8_t WEBSOCKET_OPEN = _engine.OPEN
 cdef uint8_t WEBSOCKET_HTTP = _engine.HTTP
 
-cdef object MemoryBIO = ssl.MemoryBIO
-cdef object WantRead = ssl.SSLWantReadError
-cdef object SSLError = ssl.SSLError
+# Of Python's module ssl, from the first PythonTlsSocket that begins on: a Python may be built without it.
+cdef object MemoryBIO = None
+cdef object WantRead = None
+cdef object SSLError = None
 
 
 cdef bint is_cut_hello(const uint8_t* at, Py_ssize_t size) noexcept:
@@ -457,6 +456,15 @@ cdef class TlsSocket(Transport):
         raise NotImplementedError
 
 
+cdef int load_ssl() except -1:
+    global MemoryBIO, WantRead, SSLError
+    import ssl
+
+    WantRead, SSLError = ssl.SSLWantReadError, ssl.SSLError
+    MemoryBIO = ssl.MemoryBIO
+    return 0
+
+
 cdef class PythonTlsSocket(TlsSocket):
     """`context_of` returns an ssl.SSLContext."""
 
@@ -465,6 +473,8 @@ cdef class PythonTlsSocket(TlsSocket):
         return self.tls.context if self.tls is not None else None
 
     cdef int begin(self) except -1:
+        if MemoryBIO is None:
+            load_ssl()
         self.incoming = MemoryBIO()
         self.outgoing = MemoryBIO()
         self.tls = self.context_of().wrap_bio(self.incoming, self.outgoing, server_side=True)
