@@ -89,8 +89,11 @@ cdef class Context:
     cdef int pairs
     # Owned: by pair None or an OCSP response in DER, and until when it counts, in Unix seconds.
     cdef list staples
-    # Owned: by name (bytes, lower case, also wildcards) the Context that is used instead.
+    # Owned: by name (bytes, lower case, also wildcards) the number of the context that is used instead; what makes it;
+    # and those that were made.
     cdef dict names
+    cdef object make
+    cdef dict made
 
     cdef int use(self, bytes pair) except -1
     cdef Context find(self, const char* name)

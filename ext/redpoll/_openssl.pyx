@@ -344,6 +344,7 @@ cdef class Context:
 
     def __cinit__(self):
         self.names = {}
+        self.made = {}
         self.staples = []
 
     def __init__(self, *pairs):
@@ -390,17 +391,26 @@ cdef class Context:
             raise IndexError("there is no such certificate")
         self.staples[number] = response, until_s
 
-    def serve_names(self, names):
-        """`names` maps DNS names in lower case, also wildcards, to other contexts, which are used for them."""
-        self.names = {name.encode("ascii"): context for name, context in names.items() if context is not self}
+    def serve_names(self, names, make):
+        """`names` maps DNS names in lower case, also wildcards, to numbers of other contexts, which are used for them.
+        `make(number)` is called when one is needed for the first time. It returns the Context, or None for this one."""
+        self.names = {name.encode("ascii"): number for name, number in names.items()}
+        self.make = make
 
     cdef Context find(self, const char* name):
         """That of a name; None: this one."""
-        cdef bytes wanted = (<bytes> name).lower()
+        cdef bytes wanted
         if not self.names:
             return None
-        found = self.names.get(wanted)
-        return found if found is not None else self.names.get(b"*." + wanted.partition(b".")[2])
+        wanted = (<bytes> name).lower()
+        number = self.names.get(wanted)
+        if number is None:
+            number = self.names.get(b"*." + wanted.partition(b".")[2])
+        if number is None:
+            return None
+        if number not in self.made:
+            self.made[number] = self.make(number)
+        return self.made[number]
 
     def __dealloc__(self):
         if self.ctx != NULL:

@@ -139,16 +139,19 @@ def _has_key(path: Path) -> bool:
 
 
 def _read(cert: Path, key: Path) -> ServerCertificate:
-    made = _normal(read_pair(cert, key), str(cert))
+    pem = read_pair(cert, key)
+    try:
+        made = _normal(x509.blocks(pem), str(cert))
+    except x509.DerError as error:
+        raise PairError({"cert": f"{str(cert)!r} can't be used: {error}"}) from error
     if made is None:
         raise PairError({"cert": f"{str(cert)!r} contains no PEM certificate"})
     return made
 
 
-def _normal(pem: bytes, place: str) -> ServerCertificate | None:
-    """Of a pair that OpenSSL takes. None if there is no certificate or no key."""
+def _normal(found: Sequence[tuple[str, bytes, bytes]], place: str) -> ServerCertificate | None:
+    """Of the blocks of a pair that OpenSSL takes. None if there is no certificate or no key."""
     try:
-        found = x509.blocks(pem)
         keys = [text for label, _, text in found if label.endswith("PRIVATE KEY")]
         certificates = [(der, text) for label, der, text in found if label == "CERTIFICATE"]
         if not keys or not certificates:
@@ -230,7 +233,7 @@ def unbundle(text: bytes, place: str) -> list[ServerCertificate]:
         begins = [n for n, (label, _, _) in enumerate(found) if label.endswith("PRIVATE KEY")]
         certificates = []
         for begin, end in pairwise([*begins, len(found)]):
-            made = _normal(b"".join(block for _, _, block in found[begin:end]), place)
+            made = _normal(found[begin:end], place)
             if made is None:
                 raise PairError({"cert": f"{place!r} has a key without its certificate"})
             for label, der, _ in found[begin:end]:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 
+import structlog
+
 from redpoll.config.certificate import load_pem
-from redpoll.config.certificate_files import ServerCertificate, select
+from redpoll.config.certificate_files import Selection, ServerCertificate, select
 
 __all__ = ["SslContexts"]
+
+log = structlog.get_logger()
 
 # Of TLS 1.2: forward secrecy and authenticated encryption. OpenSSL's own list has RSA key exchange and SHA-1, and each
 # build of Python changes it in another way. TLS 1.3 has no others.
@@ -26,15 +30,19 @@ class SslContexts:
 
     def __init__(self, certificates: Sequence[ServerCertificate], client_ca: str = "") -> None:
         self.default: ssl.SSLContext
-        self._names: dict[str, ssl.SSLContext] = {}
+        self._certificates: Sequence[ServerCertificate] = ()
+        self._selection = Selection([], {})
+        self._client_ca = ""
+        # By group of the selection. A context takes 0.8 ms and 20 kB, so the others are made when a client asks.
+        self._made: dict[int, ssl.SSLContext] = {}
         self.use(certificates, client_ca)
 
     def use(self, certificates: Sequence[ServerCertificate], client_ca: str = "") -> None:
         """From now on, shows these. Raises OSError (ssl.SSLError is one), and then changes nothing."""
         selection = select(certificates)
-        contexts = [self._context([certificates[n] for n in group], client_ca) for group in selection.groups]
-        self._names = {name: contexts[group] for name, group in selection.names.items()}
-        self.default = contexts[0]
+        self.default = self._context([certificates[n] for n in selection.groups[0]], client_ca)
+        self._certificates, self._selection, self._client_ca = certificates, selection, client_ca
+        self._made = {0: self.default}
 
     def _context(self, certificates: Sequence[ServerCertificate], client_ca: str) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,7 +61,16 @@ class SslContexts:
         return context
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        name = (name or "").lower()
-        found = self._names.get(name) or self._names.get("*." + name.partition(".")[2]) or self.default
+        name, names = (name or "").lower(), self._selection.names
+        group = names.get(name, names.get("*." + name.partition(".")[2], 0))
+        if group not in self._made:
+            certificates = [self._certificates[n] for n in self._selection.groups[group]]
+            try:
+                self._made[group] = self._context(certificates, self._client_ca)
+            except OSError as error:
+                # All were checked before. Clients get the first one.
+                log.error("certificate not usable", reason=f"{certificates[0].place}: {error}")
+                self._made[group] = self.default
+        found = self._made[group]
         if found is not context:
             connection.context = found
