@@ -362,6 +362,60 @@ async def test_a_reload_changes_all_certificates_and_no_client_is_cut(bench, sev
         assert await asyncio.wait_for(reader.readexactly(2), 60) == PONG
 
 
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cipher", "is_taken"),
+    [
+        ("ECDHE-RSA-AES256-GCM-SHA384", True),
+        # Without forward secrecy.
+        ("AES128-GCM-SHA256", False),
+        ("AES128-SHA", False),
+        ("DHE-RSA-AES128-GCM-SHA256", False),
+        ("ECDHE-RSA-AES128-SHA256", False),
+    ],
+)
+async def test_an_rsa_certificate_has_the_same_suites(several, cipher, is_taken):
+    asked = shown_to(several, "a.example.com", ciphers=f"{cipher}:@SECLEVEL=0", version=ssl.TLSVersion.TLSv1_2)
+    if is_taken:
+        assert await asked == "first-rsa"
+    else:
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await asked
+
+
+async def test_nothing_is_compressed(several):
+    """Lengths of compressed records tell what was compressed (CRIME)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.options &= ~ssl.OP_NO_COMPRESSION
+    _, writer = await asyncio.open_connection("127.0.0.1", several.listeners.tls_port, ssl=context)
+    several.writers.append(writer)
+    assert writer.get_extra_info("ssl_object").compression() is None
+
+
+async def test_a_second_handshake_on_a_connection_is_refused(several):
+    """A client could have us do the expensive half of a handshake at will."""
+    client = await asyncio.create_subprocess_exec(
+        "openssl", "s_client", "-tls1_2", "-connect", f"127.0.0.1:{several.listeners.tls_port}",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    shown = b""
+    async with asyncio.timeout(60):
+        # The last line about the first handshake.
+        while b"Extended master secret" not in shown:
+            shown += await client.stdout.read(4096)
+        client.stdin.write(b"R\n")
+        await client.stdin.drain()
+        while part := await client.stdout.read(4096):
+            shown += part
+        await client.wait()
+    assert b"RENEGOTIATING" in shown
+    assert b"no renegotiation" in shown or b"no_renegotiation" in shown
+
+
 # -- OCSP ------------------------------------------------------------------------------------------------------
 
 
