@@ -7,10 +7,14 @@ import asyncio
 import os
 import socket
 import ssl
+from pathlib import Path
 
 import msgspec
 
 from certs import self_signed
+from redpoll.config import certificate_files
+from redpoll.config.certificate import write_private
+from redpoll.config.settings import Settings
 from redpoll.worker.ingress.listeners import Listeners
 
 
@@ -21,10 +25,10 @@ class Edge:
         self.worker = worker
         self.folder = folder
         self.cert, self.key = folder / "now.crt", folder / "now.key"
+        # What the supervisor writes for the workers.
+        self.bundle = folder / "tls.pem"
         self.certify("first")
-        changed = msgspec.structs.replace(
-            worker.start_message.settings, tls_cert=str(self.cert), tls_key=str(self.key), **settings
-        )
+        changed = msgspec.structs.replace(worker.start_message.settings, tls_cert=(str(self.bundle),), **settings)
         plain, encrypted = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))
         start = msgspec.structs.replace(
             worker.start_message, listen_fd=plain.detach(), tls_fd=encrypted.detach() if tls else None, settings=changed
@@ -37,7 +41,14 @@ class Edge:
         cert, key = self_signed(self.folder, name)
         os.replace(cert, self.cert)
         os.replace(key, self.key)
+        self.install(self.cert, self.key)
         return ssl.PEM_cert_to_DER_cert(self.cert.read_text())
+
+    def install(self, *pairs: Path) -> None:
+        """Writes these certificates and keys, in turns, for the listeners."""
+        certs, keys = ([str(path) for path in pairs[begin::2]] for begin in (0, 1))
+        found = certificate_files.find(Settings(tls_cert=tuple(certs), tls_key=tuple(keys)))
+        write_private(certificate_files.bundle(found.certificates), self.bundle)
 
     def trusting(self) -> ssl.SSLContext:
         """A client's context that trusts only the present certificate."""

@@ -41,7 +41,7 @@ note({"k": start.process, "number": start.number, "run": start.run, "redis_url":
       "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "notify": os.environ.get("NOTIFY_SOCKET"),
       "secrets": [start.settings.app_secret, start.settings.admin_password, start.settings.encryption_master_key],
       "message_bytes": start.settings.max_message_bytes,
-      "pair": [start.settings.tls_cert, start.settings.tls_key],
+      "certificates": list(start.settings.tls_cert),
       "ports": [start.settings.port, start.settings.control_port, start.settings.tls_port]})
 listeners = [socket.socket(fileno=fd) for fd in (start.listen_fd, start.tls_fd) if fd is not None]
 

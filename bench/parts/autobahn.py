@@ -1,24 +1,31 @@
 """Runs Autobahn's fuzzing client, the common test suite for WebSocket servers, against the engine.
 
-`python -m bench.parts.autobahn [--cases 1.* 2.* …] [--engine picows]` makes a virtual environment of Python 2.7 or PyPy
-2.7 with the test suite in build/autobahn (once), starts bench/parts/echo_server.py, runs sections 1 to 7, 9 and 10, and
-prints the failed cases. Exit codes: 1 if a case fails, 2 if there is no Python 2.7. Reports:
+`python -m bench.parts.autobahn [--cases 1.* 2.* …] [--engine picows] [--tls]` makes a virtual environment of Python 2.7
+or PyPy 2.7 with the test suite in build/autobahn (once), starts bench/parts/echo_server.py, runs sections 1 to 7, 9 and
+10, and prints the failed cases. With `--tls` a relay of this script encrypts for the test suite, whose Python may be
+too old for our suites. Exit codes: 1 if a case fails, 2 if there is no Python 2.7. Reports:
 build/autobahn/reports/index.html.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.report import save
+from certs import self_signed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "autobahn"
@@ -88,25 +95,54 @@ def run(cases: list[str], port: int) -> dict[str, dict[str, str]]:
     return json.loads((reports / "index.json").read_text())["redpoll"]
 
 
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes one direction on, to its end."""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def _relay(port: int, context: ssl.SSLContext, started: Future[int]) -> None:
+    """Serves plain connections by TLS connections to `port`."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        # Autobahn counts how the server closes: the end of TLS becomes the end of TCP.
+        await asyncio.gather(_pump(reader, ours), _pump(theirs, writer))
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    started.set_result(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+def relayed(port: int, cert: Path) -> int:
+    """The port of a relay to `port`, until the end of this process."""
+    started: Future[int] = Future()
+    context = ssl.create_default_context(cafile=cert)
+    threading.Thread(target=lambda: asyncio.run(_relay(port, context, started)), daemon=True).start()
+    return started.result(30)
+
+
 def main() -> None:
     parser = parser_of(__doc__)
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--cases", nargs="+", default=SECTIONS)
     parser.add_argument("--engine", choices=["redpoll", "picows"], default="redpoll")
     arguments = parser.parse_args()
     wstest()
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            ROOT / "bench" / "echo_server.py",
-            f"--engine={arguments.engine}",
-            f"--max-message-bytes={MAX_MESSAGE_BYTES}",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "bench.parts.echo_server", f"--engine={arguments.engine}"]
+    command.append(f"--max-message-bytes={MAX_MESSAGE_BYTES}")
+    if arguments.tls:
+        cert, key = self_signed(FOLDER)
+        command += ["--tls", str(cert), str(key)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().split()[1])
+        if arguments.tls:
+            port = relayed(port, cert)
         started = time.monotonic()
         results = run(arguments.cases, port)
         took_s = time.monotonic() - started
@@ -127,7 +163,8 @@ def main() -> None:
     if not alive:
         print("FAILED: the server is gone")
     if arguments.json is not None:
-        figures = {"engine": arguments.engine, "cases": len(results), "failed": len(failed), **dict(verdicts)}
+        engine = {"engine": arguments.engine, "tls": arguments.tls}
+        figures = {**engine, "cases": len(results), "failed": len(failed), **dict(verdicts)}
         save(arguments.json, "autobahn", {**figures, "seconds": round(took_s)}, failed_cases=sorted(failed))
     sys.exit(1 if failed or not alive or not results else 0)
 

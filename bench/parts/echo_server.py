@@ -1,8 +1,8 @@
 """An echo server on the engine, or on picows, for Autobahn and the fuzzer. It has no channels and no Redis.
 
-`python -m bench.parts.echo_server [--engine redpoll|transports|picows] [--port N] [--max-message-bytes N]` prints `port
-N` and serves until it is killed. `transports` is redpoll's engine on uvloop's transports instead of plain sockets, as
-with TLS.
+`python -m bench.parts.echo_server [--engine redpoll|transports|picows] [--tls CERT KEY] [--port N] [--max-message-bytes
+N]` prints `port N` and serves until it is killed. `transports` is redpoll's engine on uvloop's transports instead of
+sockets of its own. `--tls` is for the engine `redpoll`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+from pathlib import Path
 
 import uvloop
 
 from redpoll import _engine, _frame, _http
 from redpoll._fanout import Flusher
-from redpoll._sockets import Listener, Poller
+from redpoll._openssl import Context
+from redpoll._sockets import Listener, Polled, Poller
+from redpoll._tls import OpenSslSocket
 
 __all__ = ["Echo", "serve"]
 
@@ -60,12 +63,22 @@ def _flusher(max_message_bytes: int) -> Flusher:
     return flusher
 
 
-async def serve(port: int, max_message_bytes: int) -> None:
+async def serve(port: int, max_message_bytes: int, pair: bytes = b"") -> None:
+    """`pair`: key and certificate in PEM, for TLS."""
     flusher = _flusher(max_message_bytes)
-    assert flusher.poller is not None
+    poller = flusher.poller
+    assert poller is not None
+    context = Context(pair) if pair else None
+
+    def make() -> Polled:
+        connection = Echo(flusher, max_message_bytes)
+        if context is None:
+            return connection
+        return OpenSslSocket(poller, lambda: context, connection, lambda tls, fault: None)
+
     listening = socket.create_server(("127.0.0.1", port), backlog=4096)
     print(f"port {listening.getsockname()[1]}", flush=True)
-    listener = Listener(flusher.poller, listening.detach(), lambda: Echo(flusher, max_message_bytes), print)
+    listener = Listener(poller, listening.detach(), make, print)
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -105,7 +118,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-message-bytes", type=int, default=16 << 20)
     parser.add_argument("--engine", choices=["redpoll", "transports", "picows"], default="redpoll")
+    parser.add_argument("--tls", nargs=2, type=Path, default=(), metavar=("CERT", "KEY"))
     arguments = parser.parse_args()
+    if arguments.tls:
+        if arguments.engine != "redpoll":
+            parser.error("--tls is for the engine redpoll")
+        cert, key = arguments.tls
+        uvloop.run(serve(arguments.port, arguments.max_message_bytes, key.read_bytes() + cert.read_bytes()))
+        return
     run = {"redpoll": serve, "transports": serve_transports, "picows": serve_picows}[arguments.engine]
     uvloop.run(run(arguments.port, arguments.max_message_bytes))
 

@@ -16,6 +16,7 @@ import socket
 import ssl
 import struct
 import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -101,7 +102,16 @@ class SocketTargets:
         folder.mkdir(parents=True, exist_ok=True)
         certificate = load(ROOT / "tests" / "certs.py").self_signed(folder)
         set_ticket_keys([bytes(KEY_BYTES)])
-        direct = Context(certificate[1].read_bytes() + certificate[0].read_bytes())
+        pair = certificate[1].read_bytes() + certificate[0].read_bytes()
+        direct = Context(pair)
+
+        def of_name(number: int) -> Any:
+            made = Context(pair)
+            made.set_staple(0, b"an OCSP response", time.time() + 86_400)
+            return made
+
+        # The name that clients ask for.
+        direct.serve_names({"localhost": 1}, of_name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)
         # By the lowest bit of an input's first size.

@@ -259,12 +259,12 @@ async def settled(server: Server) -> HistoryPosition:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[tuple[Server, Target, Path]]:
+async def running(kind: type[Server] = Server) -> AsyncIterator[tuple[Server, Target, Path]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cert, key = self_signed(folder)
         options = {"tls_port": 0, "tls_cert": cert, "tls_key": key, "trigger_rate_per_minute": 0}
-        with Server(workers=1, log_level="warning", **options) as server:
+        with kind(workers=1, log_level="warning", **options) as server:
             match = re.search(r" tls=https://\S+:(\d+)", (server.folder / "out").read_text())
             assert match is not None, server.output()
             yield server, Target(int(match[1]), server.app_id, server.app_key, server.app_secret), folder

@@ -36,6 +36,11 @@ cdef struct Functions:
     int (*SSL_pending)(const void* ssl) noexcept nogil
     int (*SSL_session_reused)(const void* ssl) noexcept nogil
     int (*SSL_version)(const void* ssl) noexcept nogil
+    long (*SSL_CTX_callback_ctrl)(void* ctx, int what, void* callback) noexcept nogil
+    long (*SSL_ctrl)(void* ssl, int what, long number, void* at) noexcept nogil
+    const char* (*SSL_get_servername)(const void* ssl, int kind) noexcept nogil
+    void* (*SSL_set_SSL_CTX)(void* ssl, void* ctx) noexcept nogil
+    void* (*SSL_get_certificate)(const void* ssl) noexcept nogil
     # Of libcrypto.
     void* (*BIO_meth_new)(int kind, const char* name) noexcept nogil
     int (*BIO_meth_set_write)(void* method, void* function) noexcept nogil
@@ -64,17 +69,34 @@ cdef struct Functions:
     ) noexcept nogil
     int (*EVP_MAC_CTX_set_params)(void* ctx, const void* parameters) noexcept nogil
     unsigned long (*OpenSSL_version_num)() noexcept nogil
+    void* (*CRYPTO_malloc)(size_t size, const char* file, int line) noexcept nogil
 
 
 # All NULL until load() has found them.
 cdef Functions openssl
 
 
+cdef enum:
+    # Kinds of keys for which OpenSSL keeps a certificate each.
+    MAX_PAIRS = 8
+
+
 cdef class Context:
     # Owned: an SSL_CTX. Each SSL made from it holds it, too.
     cdef void* ctx
+    # Borrowed from `ctx`: its certificates (X509), in the order of the pairs.
+    cdef (void*)[MAX_PAIRS] certificates
+    cdef int pairs
+    # Owned: by pair None or an OCSP response in DER, and until when it counts, in Unix seconds.
+    cdef list staples
+    # Owned: by name (bytes, lower case, also wildcards) the number of the context that is used instead; what makes it;
+    # and those that were made.
+    cdef dict names
+    cdef object make
+    cdef dict made
 
     cdef int use(self, bytes pair) except -1
+    cdef Context find(self, const char* name)
 
 
 cdef str fault_text()

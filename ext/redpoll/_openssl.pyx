@@ -2,14 +2,15 @@
 
 `load()` looks the functions up with dlsym(3) in the module `_ssl` and the libraries that this was linked with. So they
 are those that Python itself calls, and a fix of the system's OpenSSL is a fix for us. Where Python has OpenSSL linked
-in, they can't be found, and `missing()` says so. A Context is an SSL_CTX of a server. This module knows certificates and
-session tickets; it knows no sockets.
+in, they can't be found, and `missing()` says so. A Context is an SSL_CTX of a server. This module knows certificates,
+names, OCSP responses and session tickets; it knows no sockets.
 
 Constants are those of OpenSSL 3.0 (ssl.h, tls1.h), which later versions keep.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memcmp, memcpy, memset
+from libc.time cimport time
 
 import os
 
@@ -34,6 +35,11 @@ cdef enum:
     MODE_RELEASE_BUFFERS = 0x10
     CTRL_MODE = 33
     CTRL_SESS_CACHE_MODE = 44
+    CTRL_SERVERNAME_CALLBACK = 53
+    CTRL_SERVERNAME_ARGUMENT = 54
+    CTRL_STATUS_CALLBACK = 63
+    CTRL_STATUS_ARGUMENT = 64
+    CTRL_STATUS_RESPONSE = 71
     CTRL_CHAIN_CERT = 89
     CTRL_MIN_PROTO_VERSION = 123
     TLS1_2 = 0x0303
@@ -41,6 +47,7 @@ cdef enum:
     EXTENSION_OK = 0
     EXTENSION_NOACK = 3
     NEGOTIATED = 1
+    HOST_NAME = 0
     ERR_LIB_PEM = 9
     PEM_R_NO_START_LINE = 108
     OSSL_PARAM_UTF8_STRING = 4
@@ -158,6 +165,11 @@ NAMES = (
     b"SSL_pending",
     b"SSL_session_reused",
     b"SSL_version",
+    b"SSL_CTX_callback_ctrl",
+    b"SSL_ctrl",
+    b"SSL_get_servername",
+    b"SSL_set_SSL_CTX",
+    b"SSL_get_certificate",
     b"BIO_meth_new",
     b"BIO_meth_set_write",
     b"BIO_meth_set_read",
@@ -181,6 +193,7 @@ NAMES = (
     b"EVP_DecryptInit_ex",
     b"EVP_MAC_CTX_set_params",
     b"OpenSSL_version_num",
+    b"CRYPTO_malloc",
 )
 assert len(NAMES) * sizeof(void*) == sizeof(Functions)
 
@@ -279,6 +292,44 @@ cdef int choose_protocol(
     return EXTENSION_OK
 
 
+cdef int choose_context(void* ssl, int* alert, void* argument) noexcept:
+    """SNI (RFC 6066 3): certificate and OCSP response of the name that the client asks for. For an unknown one, or
+    none, those of the first context. TLS versions, suites and tickets are the same in all."""
+    cdef:
+        const char* name = openssl.SSL_get_servername(ssl, HOST_NAME)
+        Context found
+    if name == NULL:
+        return EXTENSION_NOACK
+    found = (<Context> argument).find(name)
+    if found is None:
+        return EXTENSION_NOACK
+    openssl.SSL_set_SSL_CTX(ssl, found.ctx)
+    return EXTENSION_OK
+
+
+cdef int staple(void* ssl, void* argument) noexcept:
+    """RFC 6066 8: the OCSP response of the certificate that was chosen, if the client asks for it."""
+    cdef:
+        Context context = <Context> argument
+        void* certificate = openssl.SSL_get_certificate(ssl)
+        void* copy
+        bytes response
+        int number
+    for number in range(context.pairs):
+        if context.certificates[number] == certificate and context.staples[number] is not None:
+            response, until_s = context.staples[number]
+            if time(NULL) >= until_s:
+                return EXTENSION_NOACK
+            # OpenSSL frees it.
+            copy = openssl.CRYPTO_malloc(PyBytes_GET_SIZE(response), b"_openssl.pyx", 0)
+            if copy == NULL:
+                return EXTENSION_NOACK
+            memcpy(copy, PyBytes_AS_STRING(response), PyBytes_GET_SIZE(response))
+            openssl.SSL_ctrl(ssl, CTRL_STATUS_RESPONSE, PyBytes_GET_SIZE(response), copy)
+            return EXTENSION_OK
+    return EXTENSION_NOACK
+
+
 cdef int no_password(char* to, int size, int writing, void* argument) noexcept nogil:
     return -1
 
@@ -287,10 +338,16 @@ cdef class Context:
     """A server's certificates and settings: TLS 1.2 or newer, suites with forward secrecy and authenticated encryption,
     no renegotiation, no compression.
 
-    `pair` is PEM text: a private key, its certificate and the intermediates. Raises ContextError.
+    Each of `pairs` is PEM text: a private key, its certificate and the intermediates. They have keys of different kinds
+    (RSA, ECDSA); what the client can do decides between them. Raises ContextError.
     """
 
-    def __init__(self, bytes pair not None):
+    def __cinit__(self):
+        self.names = {}
+        self.made = {}
+        self.staples = []
+
+    def __init__(self, *pairs):
         if not load():
             raise ContextError(missing())
         if self.ctx != NULL:
@@ -318,14 +375,49 @@ cdef class Context:
         openssl.SSL_CTX_set_num_tickets(self.ctx, 1)
         openssl.SSL_CTX_set_tlsext_ticket_key_evp_cb(self.ctx, <void*> use_ticket_key)
         openssl.SSL_CTX_set_alpn_select_cb(self.ctx, <void*> choose_protocol, NULL)
-        self.use(pair)
+        openssl.SSL_CTX_callback_ctrl(self.ctx, CTRL_SERVERNAME_CALLBACK, <void*> choose_context)
+        openssl.SSL_CTX_ctrl(self.ctx, CTRL_SERVERNAME_ARGUMENT, 0, <void*> self)
+        openssl.SSL_CTX_callback_ctrl(self.ctx, CTRL_STATUS_CALLBACK, <void*> staple)
+        openssl.SSL_CTX_ctrl(self.ctx, CTRL_STATUS_ARGUMENT, 0, <void*> self)
+        if not 0 < len(pairs) <= MAX_PAIRS:
+            raise ValueError(f"a context has 1 to {MAX_PAIRS} certificates")
+        for pair in pairs:
+            self.use(pair)
+
+    def set_staple(self, int number, bytes response not None, double until_s):
+        """Give clients that ask for one this OCSP response, in DER, for the certificate of this pair, until that time in
+        Unix seconds."""
+        if not 0 <= number < self.pairs:
+            raise IndexError("there is no such certificate")
+        self.staples[number] = response, until_s
+
+    def serve_names(self, names, make):
+        """`names` maps DNS names in lower case, also wildcards, to numbers of other contexts, which are used for them.
+        `make(number)` is called when one is needed for the first time. It returns the Context, or None for this one."""
+        self.names = {name.encode("ascii"): number for name, number in names.items()}
+        self.make = make
+
+    cdef Context find(self, const char* name):
+        """That of a name; None: this one."""
+        cdef bytes wanted
+        if not self.names:
+            return None
+        wanted = (<bytes> name).lower()
+        number = self.names.get(wanted)
+        if number is None:
+            number = self.names.get(b"*." + wanted.partition(b".")[2])
+        if number is None:
+            return None
+        if number not in self.made:
+            self.made[number] = self.make(number)
+        return self.made[number]
 
     def __dealloc__(self):
         if self.ctx != NULL:
             openssl.SSL_CTX_free(self.ctx)
 
     cdef int use(self, bytes pair) except -1:
-        """Adds a key and its certificate."""
+        """Adds a key and its certificate. Those after it are added to its chain."""
         cdef:
             void* bio
             void* key
@@ -349,6 +441,7 @@ cdef class Context:
             # Each takes a reference of its own.
             if count == 0:
                 used = openssl.SSL_CTX_use_certificate(self.ctx, certificate) == 1
+                self.certificates[self.pairs] = certificate
             else:
                 used = openssl.SSL_CTX_ctrl(self.ctx, CTRL_CHAIN_CERT, 1, certificate) == 1
             openssl.X509_free(certificate)
@@ -366,6 +459,8 @@ cdef class Context:
         openssl.EVP_PKEY_free(key)
         if not used or count == 0:
             raise ContextError(fault_text())
+        self.pairs += 1
+        self.staples.append(None)
         return 0
 
 

@@ -19,6 +19,8 @@ cdef class TlsSocket(Transport):
     cdef object settled
     # Owned: what went wrong in the handshake, or None.
     cdef object fault
+    # Owned: the beginning of the first record, until it is whole; or None.
+    cdef bytes early
     # Owned: encrypted bytes that the kernel hasn't taken, from `unsent_at` on; or None.
     cdef bytes unsent
     cdef Py_ssize_t unsent_at
@@ -26,7 +28,7 @@ cdef class TlsSocket(Transport):
     cdef object timer
     # SETUP, OPEN, CLOSING, LOST.
     cdef uint8_t state
-    # The first byte has come.
+    # The first record has come.
     cdef uint8_t begun
     # Decrypted or whole encrypted bytes are here, for which the socket isn't readable. It waits for its turn (Poller.again).
     cdef uint8_t more
@@ -63,14 +65,14 @@ cdef class TlsSocket(Transport):
 
 
 cdef class PythonTlsSocket(TlsSocket):
-    # Owned, from the first byte on: an ssl.SSLObject and the two ssl.MemoryBIO between it and the socket.
+    # Owned, from the first record on: an ssl.SSLObject and the two ssl.MemoryBIO between it and the socket.
     cdef object tls
     cdef object incoming
     cdef object outgoing
 
 
 cdef class OpenSslSocket(TlsSocket):
-    # Owned from the first byte on, or NULL: an SSL, which owns its BIO; and the context of its handshake.
+    # Owned from the first record on, or NULL: an SSL, which owns its BIO; and the context of its handshake.
     cdef void* ssl
     cdef Context context_used
     # Owned: encrypted bytes that were received and not looked at, or None.

@@ -17,8 +17,6 @@ from redpoll._engine cimport WebSocket
 from redpoll._openssl cimport Context, fault_text, openssl
 from redpoll._sockets cimport BULK, Poller, peer_of, place_of
 
-import ssl
-
 from redpoll import _engine, _openssl
 
 __all__ = ["CLOSE_WITHIN_S", "OpenSslSocket", "PythonTlsSocket", "TlsSocket"]
@@ -44,6 +42,10 @@ cdef enum State:
 cdef enum:
     # One read of the socket: a record of the largest size, and its head and tag.
     RAW_BYTES = 16384 + 256
+    HANDSHAKE_RECORD = 22
+    MAJOR_VERSION = 3
+    RECORD_HEAD_BYTES = 5
+    MAX_RECORD_BYTES = 16384
     # What is decrypted at once at most.
     PLAIN_BYTES = 65536
     # Bytes that are read and dropped after our last ones. If bytes were left unread, the kernel would send a reset.
@@ -80,15 +82,24 @@ cdef object plain_view = memoryview(plain_buffer)
 cdef uint8_t WEBSOCKET_OPEN = _engine.OPEN
 cdef uint8_t WEBSOCKET_HTTP = _engine.HTTP
 
-cdef object MemoryBIO = ssl.MemoryBIO
-cdef object WantRead = ssl.SSLWantReadError
-cdef object SSLError = ssl.SSLError
+# Of Python's module ssl, from the first PythonTlsSocket that begins on: a Python may be built without it.
+cdef object MemoryBIO = None
+cdef object WantRead = None
+cdef object SSLError = None
+
+
+cdef bint is_cut_hello(const uint8_t* at, Py_ssize_t size) noexcept:
+    """The beginning of a handshake record of TLS (RFC 8446 5.1) that isn't whole. OpenSSL judges all else."""
+    if at[0] != HANDSHAKE_RECORD or size > 1 and at[1] != MAJOR_VERSION:
+        return False
+    return size < RECORD_HEAD_BYTES or (
+        at[3] << 8 | at[4]) <= MAX_RECORD_BYTES and size < RECORD_HEAD_BYTES + (at[3] << 8 | at[4])
 
 
 cdef class TlsSocket(Transport):
     """One TLS connection of `poller` on its server's side: `poller.adopt(fd, tls_socket)`. Use a subclass.
 
-    The handshake begins with the first byte, with the context that `context_of()` returns then. When it is complete,
+    The handshake begins with the first record, with the context that `context_of()` returns then. When it is complete,
     this becomes the transport of `connection`, a WebSocket, and `settled(None)` is called. If the handshake fails, `settled`
     is called with the reason once the descriptor is closed, and the WebSocket never gets a transport. What a WebSocket and its flusher call
     of a transport is here, and nothing else.
@@ -103,7 +114,7 @@ cdef class TlsSocket(Transport):
     # -- what subclasses do ----------------------------------------------------------------------------------
 
     cdef int begin(self) except -1:
-        """Make what encrypts and decrypts, because the first byte has come."""
+        """Make what encrypts and decrypts, because the first record has come."""
         raise NotImplementedError
 
     cdef int feed(self, const uint8_t* at, Py_ssize_t size) except -1:
@@ -175,7 +186,7 @@ cdef class TlsSocket(Transport):
             self.timer = None
         self.state = STATE_LOST
         self.connection = None
-        self.unsent = None
+        self.unsent = self.early = None
         self.drop()
         if self.settled is not None:
             self.settle(self.fault or "closed before its handshake was complete")
@@ -196,13 +207,24 @@ cdef class TlsSocket(Transport):
 
     cdef Py_ssize_t receive(self) except -2:
         """Read the socket and feed that. 0 at the end of the stream, which closes; -1 if there is nothing yet."""
-        cdef ssize_t size = recv(self.fd, PyByteArray_AS_STRING(raw_buffer), RAW_BYTES, MSG_DONTWAIT)
+        cdef:
+            ssize_t size = recv(self.fd, PyByteArray_AS_STRING(raw_buffer), RAW_BYTES, MSG_DONTWAIT)
+            const uint8_t* at = <const uint8_t*> PyByteArray_AS_STRING(raw_buffer)
         if size > 0:
             if not self.begun:
-                # Not before there is a byte: connections that never send one cost little.
+                # Not before the client's first message: connections that send less cost little.
+                if self.early is not None:
+                    # Kept until the end of the step.
+                    self.early += PyBytes_FromStringAndSize(<const char*> at, size)
+                    at = <const uint8_t*> PyBytes_AS_STRING(self.early)
+                    size = PyBytes_GET_SIZE(self.early)
+                if is_cut_hello(at, size):
+                    if self.early is None:
+                        self.early = PyBytes_FromStringAndSize(<const char*> at, size)
+                    return -1
                 self.begun = True
                 self.begin()
-            self.feed(<const uint8_t*> PyByteArray_AS_STRING(raw_buffer), size)
+            self.feed(at, size)
             return size
         if size < 0 and (errno == EAGAIN or errno == EINTR):
             return -1
@@ -219,6 +241,7 @@ cdef class TlsSocket(Transport):
             self.state = STATE_OPEN
             self.more = self.has_more()
         self.end_step()
+        self.early = None
         if result == 2 and self.state != STATE_LOST:
             # The alert says why.
             self.begin_closing()
@@ -433,6 +456,15 @@ cdef class TlsSocket(Transport):
         raise NotImplementedError
 
 
+cdef int load_ssl() except -1:
+    global MemoryBIO, WantRead, SSLError
+    import ssl
+
+    WantRead, SSLError = ssl.SSLWantReadError, ssl.SSLError
+    MemoryBIO = ssl.MemoryBIO
+    return 0
+
+
 cdef class PythonTlsSocket(TlsSocket):
     """`context_of` returns an ssl.SSLContext."""
 
@@ -441,6 +473,8 @@ cdef class PythonTlsSocket(TlsSocket):
         return self.tls.context if self.tls is not None else None
 
     cdef int begin(self) except -1:
+        if MemoryBIO is None:
+            load_ssl()
         self.incoming = MemoryBIO()
         self.outgoing = MemoryBIO()
         self.tls = self.context_of().wrap_bio(self.incoming, self.outgoing, server_side=True)

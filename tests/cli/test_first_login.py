@@ -39,7 +39,14 @@ def test_json_has_no_password_after_the_first_login(shown, server):
 
 
 def test_server_with_several_apps_names_the_commands_that_show_them(typed, monkeypatch):
-    address = {"host": "::1", "port": 6001, "tls_port": None, "control_host": "::1", "control_port": 9601}
+    address = {
+        "host": "::1",
+        "port": 6001,
+        "tls_port": None,
+        "control_host": "::1",
+        "control_port": 9601,
+        "control_tls": False,
+    }
     apps = [{"id": "1", "key": "a", "secret": "the-secret"}, {"id": "2", "key": "b", "secret": "the-secret"}]
     monkeypatch.setattr(
         "redpoll.cli.users.run", lambda _settings, verb, _args: address if verb == "server show" else apps

@@ -49,12 +49,19 @@ def test_health_without_a_server_exits_with_1(typed, tmp_path):
 
 def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch, one_response):
     port = one_response(503, b'{"error":"Redis does not answer","code":"unavailable"}')
-    address = {"control_host": "0.0.0.0", "control_port": port}
+    address = {"control_host": "0.0.0.0", "control_port": port, "control_tls": False}
     monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: address)
     result = typed("health")
     assert (result.exit_code, result.stderr) == (1, "redpoll: not ready: Redis does not answer\n")
     result = typed("health", "--json")
     assert json.loads(result.stdout)["ready"] is False
+
+
+def test_health_asks_the_public_port_if_the_control_port_wants_a_certificate(typed, monkeypatch, one_response):
+    port = one_response(200, b'{"status":"ready"}')
+    address = {"host": "127.0.0.1", "port": port, "control_host": "127.0.0.1", "control_port": 1, "control_tls": True}
+    monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: address)
+    assert typed("health").stdout == "ready\n"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from certs import self_signed
-from redpoll.config.certificate import PairError, read_pair, write_pair
+from redpoll.config.certificate import PairError, read_pair, write_private
 
 
 def faults_of(cert, key) -> dict[str, str]:
@@ -41,7 +41,7 @@ def shown(path, trusted) -> bytes:
 def test_written_pair_serves_from_one_private_file(tmp_path):
     cert, key = self_signed(tmp_path)
     path = tmp_path / "tls.pem"
-    write_pair(read_pair(cert, key), path)
+    write_private(read_pair(cert, key), path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert shown(path, cert) == ssl.PEM_cert_to_DER_cert(cert.read_text())
 
@@ -50,7 +50,7 @@ def test_written_pair_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "tls.pem"
     for name in ("first", "second"):
         cert, key = self_signed(tmp_path, name)
-        write_pair(read_pair(cert, key), path)
+        write_private(read_pair(cert, key), path)
     assert shown(path, cert) == ssl.PEM_cert_to_DER_cert(cert.read_text())
     assert not path.with_name("tls.pem.new").exists()
 

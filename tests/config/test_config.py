@@ -354,8 +354,8 @@ def test_tls_port_with_certificate_and_key_is_accepted(tls):
     settings, warnings = load({}, tls)
     assert (settings.tls_port, settings.tls_cert, settings.tls_key) == (
         0,
-        tls["REDPOLL_TLS_CERT"],
-        tls["REDPOLL_TLS_KEY"],
+        (tls["REDPOLL_TLS_CERT"],),
+        (tls["REDPOLL_TLS_KEY"],),
     )
     assert warnings == []
 
@@ -371,9 +371,33 @@ def test_tls_port_out_of_bounds_is_a_fault():
     assert faults_of({"tls_port": "x"})["--tls-port"].startswith("Expected `int`, got `str`")
 
 
-def test_tls_port_without_certificate_and_key_is_two_faults():
-    faults = faults_of({"tls_port": "6002"})
-    assert list(faults) == ["REDPOLL_TLS_CERT (tls_cert)", "REDPOLL_TLS_KEY (tls_key)"]
+def test_a_port_with_tls_and_no_certificate_is_a_fault(tls):
+    assert list(faults_of({"tls_port": "6002"})) == ["REDPOLL_TLS_CERT (tls_cert)"]
+    assert list(faults_of({"tls_client_ca": tls["REDPOLL_TLS_CERT"]})) == ["REDPOLL_TLS_CERT (tls_cert)"]
+
+
+def test_a_certificate_without_a_key_is_a_fault(tls):
+    del tls["REDPOLL_TLS_KEY"]
+    assert "names no file for the certificate" in faults_of(environment=tls)["REDPOLL_TLS_KEY (tls_key)"]
+
+
+def test_certificates_may_be_a_list_or_one_of_them_in_the_file(tls, tmp_path):
+    cert, key = tls["REDPOLL_TLS_CERT"], tls["REDPOLL_TLS_KEY"]
+    one = written(tmp_path, f'tls_port = 0\ntls_cert = "{cert}"\ntls_key = "{key}"')
+    assert load({}, {}, one)[0].tls_cert == (cert,)
+    several = written(tmp_path, f'tls_port = 0\ntls_cert = ["{cert}", "{cert}"]\ntls_key = ["{key}", "{key}"]')
+    assert load({}, {}, several)[0].tls_cert == (cert, cert)
+    assert load({"tls_cert": f"{cert},{cert}", "tls_key": f"{key}, {key}"}, tls)[0].tls_key == (key, key)
+    folder = written(tmp_path, f'tls_port = 0\ntls_cert = "{tmp_path}"')
+    assert load({}, {}, folder)[0].tls_cert == (str(tmp_path),)
+
+
+def test_authorities_of_clients_are_checked(tls, tmp_path):
+    assert load({"tls_client_ca": tls["REDPOLL_TLS_CERT"]}, tls)[0].tls_client_ca == tls["REDPOLL_TLS_CERT"]
+    path = str(tmp_path / "none.pem")
+    assert (
+        faults_of({"tls_client_ca": path}, tls)["--tls-client-ca"] == f"{path} can't be read: No such file or directory"
+    )
 
 
 def test_soketi_certificate_without_a_tls_port_is_a_warning(tls):
@@ -383,7 +407,7 @@ def test_soketi_certificate_without_a_tls_port_is_a_warning(tls):
 
 def test_soketi_certificate_variables_work_with_a_tls_port(tls):
     environment = {"SOKETI_SSL_CERT": tls["REDPOLL_TLS_CERT"], "SOKETI_SSL_KEY": tls["REDPOLL_TLS_KEY"]}
-    assert load({"tls_port": "0"}, environment)[0].tls_cert == tls["REDPOLL_TLS_CERT"]
+    assert load({"tls_port": "0"}, environment)[0].tls_cert == (tls["REDPOLL_TLS_CERT"],)
 
 
 def test_unreadable_files_are_reported_with_their_paths(tls, tmp_path):
@@ -401,7 +425,7 @@ def test_the_key_of_another_certificate_is_a_fault(tls, tmp_path):
 
 def test_read_files_false_skips_the_certificate_files(tls):
     tls |= {"REDPOLL_TLS_KEY": "/nowhere/key.pem"}
-    assert load({}, tls, read_files=False)[0].tls_key == "/nowhere/key.pem"
+    assert load({}, tls, read_files=False)[0].tls_key == ("/nowhere/key.pem",)
 
 
 def test_public_control_and_tls_port_must_differ(tls):

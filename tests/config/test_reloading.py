@@ -35,7 +35,9 @@ def test_fault_changes_nothing(tmp_path):
 
 
 def test_certificate_that_cannot_be_read_changes_nothing(tmp_path):
-    with_tls = structs.replace(SETTINGS, tls_port=0, tls_cert=str(tmp_path / "none"), tls_key=str(tmp_path / "none"))
+    with_tls = structs.replace(
+        SETTINGS, tls_port=0, tls_cert=(str(tmp_path / "none"),), tls_key=(str(tmp_path / "none"),)
+    )
     outcome = reload(with_tls, tmp_path, lambda: structs.replace(with_tls, log_level="debug"))
     assert outcome.settings is with_tls
     assert outcome.faults

@@ -36,6 +36,7 @@ EVERYTHING = {
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
     "apps": [{"id": "shop", "key": "k", "secret": "env:SHOP_SECRET", "settings": {"max_connections": 5_000_000}}],
     "pruneApps": True,
+    "tls": {"secret": "ws-tls", "clientCaSecret": "operators"},
 }
 
 
@@ -150,6 +151,28 @@ def test_ports_probes_and_versions_are_those_of_redpoll():
     wanted = objects["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
     assert wanted.items() <= objects["Control"]["metadata"]["labels"].items()
     assert not wanted.items() <= objects["Service"]["metadata"]["labels"].items()
+
+
+def test_certificates_are_mounted_and_what_has_none_asks_the_public_port():
+    objects = rendered({**EVERYTHING, "serviceMonitor": {"enabled": True, "tlsConfig": {"serverName": "redpoll"}}})
+    container = container_of(objects)
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert values["REDPOLL_TLS_CERT"] == mounts["tls"]
+    assert values["REDPOLL_TLS_CLIENT_CA"] == mounts["client-ca"] + "/ca.crt"
+    assert int(values["REDPOLL_TLS_PORT"]) == ports["tls"]
+    assert {port["targetPort"] for port in objects["Service"]["spec"]["ports"]} == {"public", "tls"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "public"}
+    (endpoint,) = objects["ServiceMonitor"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "redpoll"})
+    (rule, *_) = objects["NetworkPolicy"]["spec"]["ingress"]
+    assert {port["port"] for port in rule["ports"]} == {"public", "tls"}
+
+
+def test_a_control_port_with_tls_needs_a_certificate():
+    with pytest.raises(helm.HelmError, match=r"tls\.secret"):
+        rendered({"tls": {"clientCaSecret": "operators"}})
 
 
 @pytest.mark.parametrize(

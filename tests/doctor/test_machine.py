@@ -1,12 +1,16 @@
+import time
+
 import pytest
 from redis.asyncio import Redis
 
-from certs import self_signed
+from certs import authority, issued, self_signed
 from ports import reserved_ports
 from redpoll import _openssl
 from redpoll.config import config
 from redpoll.doctor import machine
 from redpoll.doctor.report import Verdict
+
+NOW_S = time.time()
 
 
 def settings(**changes):
@@ -47,20 +51,45 @@ def test_an_unsynchronised_clock_is_a_warning(state, verdict):
 
 
 def test_a_key_of_another_certificate_fails(tmp_path):
-    cert, key = self_signed(tmp_path, "one")
+    cert, key = self_signed(tmp_path, "one", days=90)
     _, other = self_signed(tmp_path, "other")
-    good = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=key))
+    good = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S)[0]
     assert good.verdict is Verdict.OK
-    bad = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=other))
+    assert "ECDSA for localhost, 127.0.0.1, valid until 2" in good.seen
+    (bad,) = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=other), NOW_S)
     assert bad.verdict is Verdict.FAILED
     assert "is not the key of the certificate" in bad.seen
-    assert machine.certificate(settings()).verdict is Verdict.SKIPPED
+    (none,) = machine.certificates(settings(), NOW_S)
+    assert none.verdict is Verdict.SKIPPED
+
+
+def test_each_certificate_of_a_folder_is_judged(tmp_path):
+    ca = authority(tmp_path)
+    for name, days in (("expired", -1), ("nearly", 5), ("good", 90)):
+        issued(tmp_path, ca, name, hosts=(f"{name}.example.com",), days=days)
+    self_signed(tmp_path, "nameless", hosts=())
+    ca[1].unlink()
+    found = machine.certificates(settings(tls_port=0, tls_cert=tmp_path, public_url="https://x.example.com"), NOW_S)
+    seen = {finding.seen.split(" ")[0].rpartition("/")[2]: finding for finding in found}
+    assert seen["good.crt"].verdict is Verdict.OK
+    assert (seen["nearly.crt"].verdict, seen["nearly.crt"].cause) == (Verdict.WARNING, "it expires in 5 days")
+    assert (seen["expired.crt"].verdict, seen["expired.crt"].cause[:14]) == (Verdict.FAILED, "it has expired")
+    assert (seen["nameless.crt"].verdict, seen["nameless.crt"].cause[:16]) == (Verdict.FAILED, "it names no host")
+    assert seen["authority.crt'"].verdict is Verdict.WARNING
+    assert any("no certificate is for x.example.com" in finding.seen for finding in found)
+
+
+def test_a_certificate_that_isnt_valid_yet_fails(tmp_path):
+    cert, key = self_signed(tmp_path)
+    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S - 86_400)[0]
+    assert found.verdict is Verdict.FAILED
+    assert "isn't valid yet" in found.cause
 
 
 def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(_openssl, "missing", lambda: "OpenSSL is linked into Python itself")
     cert, key = self_signed(tmp_path)
-    found = machine.certificate(settings(tls_port=0, tls_cert=cert, tls_key=key))
+    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S)[-1]
     assert found.verdict is Verdict.WARNING
     assert "OpenSSL is linked into Python itself" in found.seen
     assert found.remedy

@@ -281,6 +281,33 @@ async def test_the_alert_of_a_failed_handshake_is_followed_by_the_end_not_by_a_r
     assert "SSL" in served.settled[0]
 
 
+async def test_nothing_is_made_for_less_than_the_first_message(served, head, wait_until):
+    """Also in pieces of one byte; then it is a handshake like others."""
+    _, client = served.accept()
+    (tls,) = served.sockets
+    word = client.word()
+    for at in range(len(word) - 1):
+        client.sock.send(word[at : at + 1])
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+        assert tls.context is None
+    client.outgoing.write(word[-1:])
+    await client.shake()
+    await client.write(head)
+    assert (await client.read(129)).startswith(b"HTTP/1.1 101 ")
+    assert tls.context is served.context
+
+
+@pytest.mark.parametrize("first", [b"\x16", b"\x16\x03\x01\x02\x00" + b"x" * 200])
+async def test_the_beginning_of_a_first_message_can_be_given_up(served, wait_until, first):
+    _, client = served.accept()
+    client.sock.send(first)
+    await asyncio.sleep(0.01)
+    client.sock.close()
+    await wait_until(lambda: served.settled == ["closed before its handshake was complete"])
+
+
 async def test_a_handshake_can_be_given_up(served, wait_until):
     ws, client = served.accept()
     await client.send()

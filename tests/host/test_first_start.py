@@ -58,4 +58,4 @@ async def test_ready_line_omits_tls_without_a_tls_port(tree, wait_until):
     tree.start()
     await wait_until(lambda: tree.is_ready)
     assert "tls=" not in tree.out
-    assert tree.notes("worker0")[0]["pair"] == ["", ""]
+    assert tree.notes("worker0")[0]["certificates"] == []

@@ -3,7 +3,7 @@
 import resource
 import socket
 
-from redpoll.config.certificate import read_pair
+from redpoll.config.certificate_files import unbundle
 from redpoll.host.serve import child_command
 from supervised import Tree
 
@@ -68,8 +68,9 @@ async def test_workers_read_a_copy_of_the_pair_that_is_deleted_at_stop(tree, pai
     tree.start(**pair)
     await wait_until(lambda: tree.is_ready)
     ours = tree.folder / "data" / "tls.pem"
-    assert tree.notes("worker0")[0]["pair"] == [str(ours), str(ours)]
-    assert ours.read_bytes() == read_pair(pair["tls_cert"], pair["tls_key"])
+    assert tree.notes("worker0")[0]["certificates"] == [str(ours)]
+    (certificate,) = unbundle(ours.read_bytes(), str(ours))
+    assert certificate.pem == pair["tls_key"].read_bytes() + pair["tls_cert"].read_bytes()
     assert ours.stat().st_mode & 0o777 == 0o600
     assert tree.stop() == 0
     assert not ours.exists()

@@ -13,7 +13,7 @@ import redis as redis_py
 from certs import self_signed
 from ports import kept_port
 from redpoll.cluster.redis.keys import Keys
-from redpoll.config.certificate import read_pair
+from redpoll.config.certificate_files import unbundle
 from redpoll.ipc.messages import (
     BeginStop,
     CertificateChanged,
@@ -249,9 +249,9 @@ async def test_sighup_reloads_the_certificate_in_every_worker(tree, pair, wait_u
     self_signed(tree.folder)
     tree.process.send_signal(signal.SIGHUP)
     await wait_until(lambda: all(said(CertificateChanged()) in tree.notes(place) for place in ("worker0", "worker1")))
-    written = (tree.folder / "data" / "tls.pem").read_bytes()
-    assert written == read_pair(pair["tls_cert"], pair["tls_key"])
-    await wait_until(lambda: "certificate reloaded" in tree.err)
+    (written,) = unbundle((tree.folder / "data" / "tls.pem").read_bytes(), "tls.pem")
+    assert written.pem == pair["tls_key"].read_bytes() + pair["tls_cert"].read_bytes()
+    await wait_until(lambda: "certificates reloaded" in tree.err)
     assert said(CertificateChanged()) not in tree.notes("control")
 
 

@@ -1,6 +1,7 @@
 """A worker from its start to its end: ready, drained, and nothing left in Redis."""
 
 import asyncio
+import os
 
 import aiohttp
 import pytest
@@ -11,6 +12,8 @@ from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.redis.keys import Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
+from server import Server
+from wire import Api, Socket
 
 
 async def keys_of_workers(client) -> list[bytes]:
@@ -156,3 +159,39 @@ async def test_connections_beyond_the_limit_of_open_files_are_refused_and_others
         await bench.client(worker)
     assert refused.value.response.status_code == 503
     await first.nothing_more()
+
+
+class WithoutSsl(Server):
+    """A server of which the workers run in a Python that was built without the module ssl."""
+
+    def environment(self) -> dict[str, str]:
+        environment = super().environment()
+        folder = self.folder / "hook"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(
+            """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "_ssl":
+            raise ImportError("No module named '_ssl'")
+
+if "worker" in sys.orig_argv:
+    sys.meta_path.insert(0, Nothing())
+"""
+        )
+        environment["PYTHONPATH"] = os.pathsep.join((str(folder), environment["PYTHONPATH"]))
+        return environment
+
+
+async def test_a_worker_without_the_module_ssl_serves_clients_without_tls():
+    """uvloop needs the module, too."""
+    with WithoutSsl(workers=1) as server:
+        async with Api(server) as api:
+            client = await Socket.connect(server)
+            await client.subscribe("news")
+            await api.publish("news", "e", "hello")
+            assert (await client.next("e"))["data"] == "hello"
+            await client.close()
+        assert "asyncio's loop instead of uvloop's" in server.output()

@@ -127,7 +127,7 @@ def reload(settings: config.Settings, as_json: bool) -> None:
         for name, value in report["applied"].items():
             click.echo(f"{name}: now {','.join(value) if isinstance(value, list) else value}")
         if report["certificate"]:
-            click.echo("the certificate was loaded again")
+            click.echo("the certificates were loaded again")
         for name in report["restart"]:
             click.echo(f"{name}: changed, but needs a restart")
         if not any(report.values()):
@@ -175,7 +175,9 @@ def _obstacle(settings: config.Settings) -> str | None:
             address = command_socket.ask(path, "server show", {}, _HEALTH_WITHIN_S)
     except (OSError, command_socket.CommandError, datafolder.DataFolderError) as error:
         return f"no server answers on the data folder {settings.data_dir}: {error}"
-    url = f"http://{url_host(address['control_host'])}:{address['control_port']}/readyz"
+    # A control port with TLS wants a certificate of us. The public port passes the question on to control.
+    which = "" if address["control_tls"] else "control_"
+    url = f"http://{url_host(address[which + 'host'])}:{address[which + 'port']}/readyz"
     # Not through a proxy of the environment: this machine is asked.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

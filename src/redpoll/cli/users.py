@@ -73,7 +73,8 @@ def first_login(settings: config.Settings, as_json: bool) -> None:
     address = run(settings, "server show", {})
     apps = run(settings, "app list", {})
     app = apps[0] if len(apps) == 1 and apps[0]["key"] is not None else None
-    url = f"http://{welcome.url_host(address['control_host'])}:{address['control_port']}"
+    scheme = "https" if address["control_tls"] else "http"
+    url = f"{scheme}://{welcome.url_host(address['control_host'])}:{address['control_port']}"
     path = Path(settings.data_dir).resolve() / welcome.FIRST_LOGIN_NAME
     password = _password(path)
     if as_json:

@@ -1,17 +1,19 @@
-"""Reads a TLS certificate and its private key, and checks that they belong together.
+"""Reads a TLS certificate and its private key, checks that they belong together, and writes private files.
 
-The checked pair is written to one file in the data folder, which is replaced as a whole, and the workers load that
-file. So all workers serve the same pair, restarted ones included, even when the operator's own files have changed
-since.
+certificate_files.py has those of the TLS port.
 """
 
+from __future__ import annotations
+
 import os
-import ssl
 import tempfile
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["PairError", "read_pair", "write_pair"]
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["PairError", "load_pem", "read_pair", "write_private"]
 
 
 class PairError(Exception):
@@ -43,17 +45,25 @@ def read_pair(cert: str | Path, key: str | Path) -> bytes:
 
 
 def _check(pair: bytes, cert: str, key: str) -> None:
-    """Has OpenSSL load the pair, from a temporary private file because OpenSSL only reads files. Raises PairError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    """Has OpenSSL load the pair. Raises PairError."""
+    # Late: a Python may be built without ssl.
+    import ssl
+
+    try:
+        load_pem(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pair)
+    except _Encrypted:
+        raise PairError({"key": f"{key!r} has a passphrase; use a key without one"}) from None
+    except ssl.SSLError as error:
+        raise PairError(_explained(pair, error, cert, key)) from error
+
+
+def load_pem(context: ssl.SSLContext, pair: bytes) -> None:
+    """Adds a key and its certificates to a context, from a temporary private file because Python only reads files.
+    Raises ssl.SSLError."""
     with tempfile.NamedTemporaryFile(prefix="redpoll-") as file:
         file.write(pair)
         file.flush()
-        try:
-            context.load_cert_chain(file.name, password=_no_passphrase)
-        except _Encrypted:
-            raise PairError({"key": f"{key!r} has a passphrase; use a key without one"}) from None
-        except ssl.SSLError as error:
-            raise PairError(_explained(pair, error, cert, key)) from error
+        context.load_cert_chain(file.name, password=_no_passphrase)
 
 
 class _Encrypted(Exception):
@@ -75,10 +85,10 @@ def _explained(pair: bytes, error: ssl.SSLError, cert: str, key: str) -> dict[st
     return {"cert": f"{cert!r} with {key!r} can't be used: {error.reason or error}"}
 
 
-def write_pair(pair: bytes, path: Path) -> None:
-    """Writes the pair to `path` with mode 0600. The file is replaced atomically."""
+def write_private(text: bytes, path: Path) -> None:
+    """Writes `text` to `path` with mode 0600. The file is replaced atomically."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
-        file.write(pair)
+        file.write(text)
     os.replace(temporary, path)

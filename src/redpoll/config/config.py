@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import shlex
-import ssl
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from redpoll.config import certificate, single_sign_on
+from redpoll.config import certificate, certificate_files, single_sign_on
 from redpoll.config.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
@@ -128,7 +127,7 @@ def load(
 def _doubts(settings: Settings) -> list[str]:
     """Warnings about settings that are possible together, but hardly what the operator wants."""
     warnings = []
-    if settings.tls_port is None and (settings.tls_cert or settings.tls_key):
+    if settings.tls_port is None and not settings.tls_client_ca and (settings.tls_cert or settings.tls_key):
         warnings.append("tls_cert or tls_key is set but tls_port is not: nothing is served over TLS")
     if settings.database_url and not settings.redis_url:
         warnings.append(
@@ -163,6 +162,8 @@ def _converted(entry: _Given, setting: Setting) -> Any:
         return None
     if setting.is_list and isinstance(value, str) and not entry.strict:
         value = [item for part in value.split(",") if (item := part.strip())]
+    elif setting.may_be_one and isinstance(value, str):
+        value = [value] if value else []
     return msgspec.convert(value, setting.type, strict=entry.strict)
 
 
@@ -283,27 +284,32 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
 
 
 def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
-    """Checks that a TLS port has a certificate and its key, that both can be read, and that they belong together."""
-    if values.get("tls_port") is None:
+    """Checks that what has TLS has certificates and their keys, that all can be read, and that they belong together."""
+    port = "a TLS port" if values.get("tls_port") is not None else "a control port with TLS (tls_client_ca)"
+    if values.get("tls_port") is None and not values.get("tls_client_ca"):
         return
-    missing = [name for name in ("tls_cert", "tls_key") if not values.get(name)]
-    for name in missing:
-        variable = f"{_BY_NAME[name].variable} ({name})"
-        faults.append(Fault(variable, "missing: a TLS port needs a certificate and its key"))
-    if missing or not read_files:
+    if not values.get("tls_cert"):
+        faults.append(Fault(f"{_BY_NAME['tls_cert'].variable} (tls_cert)", f"missing: {port} needs a certificate"))
+        return
+    if not read_files:
         return
     try:
-        certificate.read_pair(values["tls_cert"], values["tls_key"])
+        certificate_files.find(Settings(**{name: values.get(name, ()) for name in ("tls_cert", "tls_key", "tls_ocsp")}))
     except certificate.PairError as error:
-        faults.extend(Fault(given[f"tls_{part}"].path, text) for part, text in error.faults.items())
+        for part, text in error.faults.items():
+            name = f"tls_{part}"
+            faults.append(Fault(given[name].path if name in given else f"{_BY_NAME[name].variable} ({name})", text))
 
 
 def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
     """Checks the files of certificates that we trust."""
-    for name in ("webhook_ca_file", "redis_ca_file"):
+    for name in ("webhook_ca_file", "redis_ca_file", "tls_client_ca"):
         path = values.get(name)
         if not path or not read_files:
             continue
+        # Late: a Python may be built without ssl.
+        import ssl
+
         try:
             ssl.create_default_context().load_verify_locations(cafile=path)
         except ssl.SSLError:

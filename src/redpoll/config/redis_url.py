@@ -5,10 +5,15 @@ names of TLS files are parameters of the URL, as in redis-py, so that one string
 for its connection. Error messages contain neither user nor password.
 """
 
+from __future__ import annotations
+
 import re
-import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["RedisUrl", "with_tls_files"]
 
@@ -41,7 +46,7 @@ class RedisUrl:
     sentinel_password: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, url: str) -> "RedisUrl":
+    def parse(cls, url: str) -> RedisUrl:
         """From `redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DB]`, `unix:///PATH`,
         `redis[s]+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE`, or
         `redis[s]+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST…]`. Line feeds are left out, as by urlsplit.
@@ -105,6 +110,9 @@ class RedisUrl:
         """The context of a connection, from the files as they are now; None without TLS. Raises OSError."""
         if not self.tls:
             return None
+        # Late: a Python may be built without ssl.
+        import ssl
+
         context = ssl.create_default_context(cafile=self.ca_file or None)
         if self.cert_file:
             context.load_cert_chain(self.cert_file, self.key_file or None)

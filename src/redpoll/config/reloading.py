@@ -11,22 +11,22 @@ from typing import Any
 import msgspec
 import structlog
 
-from redpoll.config import certificate, config
+from redpoll.config import certificate, certificate_files, config
 from redpoll.config.config import TABLE, Settings
 
-__all__ = ["PAIR_NAME", "Reloaded", "install_pair", "reload"]
+__all__ = ["BUNDLE_NAME", "Reloaded", "install_certificates", "reload", "uses_tls"]
 
 log = structlog.get_logger()
 
-# The TLS pair that workers load, in the data folder, which is private.
-PAIR_NAME = "tls.pem"
+# The certificates that workers and control load, in the data folder, which is private.
+BUNDLE_NAME = "tls.pem"
 
 
 @dataclass(frozen=True)
 class Reloaded:
     """`settings` are those that count now. `faults` are sentences; with a fault nothing has changed. `applied` are
     changed settings by name with their new values, `restart` the names of those that need a restart. `certificate`:
-    the workers are to load the pair again."""
+    the workers and control are to load the certificates again."""
 
     settings: Settings
     faults: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Reloaded:
             log.error("not reloaded, everything stays as it was", reason="; ".join(self.faults))
             return
         if self.certificate:
-            log.info("certificate reloaded", cert=self.settings.tls_cert)
+            log.info("certificates reloaded", cert=",".join(self.settings.tls_cert))
         applied, restart = ",".join(self.applied), ",".join(self.restart)
         if applied or restart:
             log.info("settings reloaded", applied=applied or "none", need_restart=restart or "none")
@@ -57,9 +57,18 @@ class Reloaded:
             log.info("nothing to reload, no setting has changed")
 
 
-def install_pair(settings: Settings, folder: Path) -> None:
-    """Checks the operator's certificate and key and writes them for the workers. Raises certificate.PairError."""
-    certificate.write_pair(certificate.read_pair(settings.tls_cert, settings.tls_key), folder / PAIR_NAME)
+def uses_tls(settings: Settings) -> bool:
+    """A port has TLS."""
+    return settings.tls_port is not None or bool(settings.tls_client_ca)
+
+
+def install_certificates(settings: Settings, folder: Path) -> None:
+    """Checks the operator's certificates and keys and writes them for the other processes. Raises
+    certificate.PairError."""
+    found = certificate_files.find(settings)
+    for note in found.notes:
+        log.warning("file not used for TLS", reason=note)
+    certificate.write_private(certificate_files.bundle(found.certificates), folder / BUNDLE_NAME)
 
 
 def reload(settings: Settings, folder: Path, reread: Callable[[], Settings]) -> Reloaded:
@@ -70,11 +79,11 @@ def reload(settings: Settings, folder: Path, reread: Callable[[], Settings]) -> 
         changed = [name for name in read.__struct_fields__ if getattr(read, name) != getattr(settings, name)]
         applied = {name: getattr(read, name) for name in changed if name in live}
         new = msgspec.structs.replace(settings, **applied)
-        if new.tls_port is not None:
-            install_pair(new, folder)
+        if uses_tls(new):
+            install_certificates(new, folder)
     except config.ConfigError as error:
         return Reloaded(settings, [str(fault) for fault in error.faults])
     except (certificate.PairError, OSError) as error:
-        return Reloaded(settings, [f"the TLS certificate can't be used: {error}"])
+        return Reloaded(settings, [f"the TLS certificates can't be used: {error}"])
     restart = [name for name in changed if name not in live]
-    return Reloaded(new, [], applied, restart, new.tls_port is not None)
+    return Reloaded(new, [], applied, restart, uses_tls(new))

@@ -30,6 +30,8 @@ class Setting:
     is_live: bool
     # An earlier name, which is refused.
     was: str
+    # A list, of which the file may have one element as a string.
+    may_be_one: bool
 
     @property
     def is_list(self) -> bool:
@@ -76,6 +78,7 @@ def _rows() -> tuple[Setting, ...]:
                 extra["secret"],
                 extra["live"],
                 extra["was"],
+                extra["one"],
             )
         )
     return tuple(rows)

@@ -35,11 +35,13 @@ def _about(
     secret: bool = False,
     live: bool = False,
     was: str = "",
+    one: bool = False,
     **bounds: Any,
 ) -> Meta:
-    """`live`: a reload applies it. `was`: an earlier name, which is refused with a sentence that names this one."""
+    """`live`: a reload applies it. `was`: an earlier name, which is refused with a sentence that names this one. `one`:
+    a list of one element may be written as a string in the file."""
     extra = {"unit": unit, "aliases": aliases, "flag": flag and not secret, "secret": secret, "live": live, "was": was}
-    return Meta(description=text, extra=extra, **bounds)
+    return Meta(description=text, extra=extra | {"one": one}, **bounds)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,19 +86,41 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     tls_cert: Annotated[
-        str,
+        tuple[str, ...],
         _about(
-            "PEM file with the certificate of the TLS port, followed by its intermediates.",
+            "PEM files with the certificates of the TLS port, each followed by its intermediates, and folders with "
+            "certificates and keys: `NAME.crt` or `NAME.pem` with `NAME.key`, and `fullchain.pem` with `privkey.pem` "
+            "there or in subfolders. The client's SNI name chooses; the first one is for all other names. Of RSA and "
+            "ECDSA for one name, the client's abilities choose.",
             aliases=(Alias("SOKETI_SSL_CERT"),),
             live=True,
+            one=True,
         ),
-    ] = ""
+    ] = ()
     tls_key: Annotated[
-        str,
+        tuple[str, ...],
         _about(
-            "PEM file with the private key of that certificate, without a passphrase.",
+            "PEM files with the private keys of the files in `tls_cert`, in the same order, without a passphrase. A "
+            "folder in `tls_cert` needs none here.",
             aliases=(Alias("SOKETI_SSL_KEY"),),
             live=True,
+            one=True,
+        ),
+    ] = ()
+    tls_ocsp: Annotated[
+        tuple[str, ...],
+        _about(
+            "Files with OCSP responses (DER) for these certificates, and folders with `*.ocsp`. Those beside a "
+            "certificate, `NAME.ocsp`, are found without it. Served to clients that ask for one, until it expires.",
+            live=True,
+            one=True,
+        ),
+    ] = ()
+    tls_client_ca: Annotated[
+        str,
+        _about(
+            "PEM file with authorities. If it is set, the control port has TLS with the certificates of `tls_cert`, "
+            "and refuses clients that show no certificate of these authorities. Empty: no TLS on the control port."
         ),
     ] = ""
     trusted_proxies: Annotated[

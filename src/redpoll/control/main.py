@@ -19,6 +19,7 @@ import structlog
 import uvloop
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.config.certificate import PairError
 from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context
@@ -207,7 +208,7 @@ def main(child_pipe: ChildPipe) -> None:
     _warn_of_exposure(start.settings.control_host)
     try:
         uvloop.run(_serve(start, child_pipe))
-    except (StoreError, RecordError) as error:
+    except (StoreError, RecordError, PairError) as error:
         log.error("control can't start", reason=str(error))
         child_pipe.send(Fatal(str(error)))
         raise SystemExit(1) from None

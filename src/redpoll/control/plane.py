@@ -42,6 +42,7 @@ from redpoll.control.http.auth_failures import AuthFailures
 from redpoll.control.http.control_port import ControlPort
 from redpoll.control.http.entrance import Entrance
 from redpoll.control.http.host_names import HostNames
+from redpoll.control.http.port_tls import PortTls
 from redpoll.control.http.ratelimit import RateLimit
 from redpoll.control.http.router import Route, Routes
 from redpoll.control.http.worker_requests import WorkerRequests
@@ -68,6 +69,7 @@ from redpoll.control.webhooks.verify import Verify
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.ipc.messages import (
     BeginStop,
+    CertificateChanged,
     DeafWorkers,
     DirectoryVersion,
     Evacuate,
@@ -241,16 +243,26 @@ class ControlPlane:
         return front
 
     def _entrance(self, start: Start, listener: socket.socket, records: Records, body_timeout_s: float) -> Entrance:
-        publisher, tracer = self.publishing.publisher, self.observation.tracer
+        publisher, tracer, settings = self.publishing.publisher, self.observation.tracer, start.settings
         fast = FastPath(self.front, self.routes, records, publisher, self.cluster.keys, self.rate, tracer)
         port = ControlPort(
             self.front.received,
             self.front.error_page,
-            head_timeout_s=start.settings.head_timeout_s,
+            head_timeout_s=settings.head_timeout_s,
             body_timeout_s=body_timeout_s,
-            trusted=TrustedProxies(start.settings.trusted_proxies),
+            trusted=TrustedProxies(settings.trusted_proxies),
+            secure=bool(settings.tls_client_ca),
         )
-        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, fast.take))
+        tls = None
+        if settings.tls_client_ca:
+            tls = PortTls(
+                Path(settings.tls_cert[0]),
+                settings.tls_client_ca,
+                port,
+                lambda: port.limit_reached("connections"),
+                within_s=settings.head_timeout_s,
+            )
+        return Entrance(listener, port, WorkerRequests(start.requests_path, self.front.received, fast.take), tls)
 
     def _janitor(self, writer: DirectoryWriter, records: Records) -> ControlJanitor:
         janitor = ControlJanitor(
@@ -330,6 +342,9 @@ class ControlPlane:
                 self._life.become(Lifecycle.DRAINING)
             case Stop():
                 self.stop()
+            case CertificateChanged():
+                if self.entrance.tls is not None:
+                    self.entrance.tls.reload()
             case SettingsChanged():
                 self._settings_changed(message.changes)
             case Reloaded():

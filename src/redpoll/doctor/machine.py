@@ -14,18 +14,24 @@ import resource
 import shutil
 import ssl
 import time
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
 from redpoll import __version__
 from redpoll.cluster.redis.sentinels import Sentinels
-from redpoll.config.certificate import PairError, read_pair
+from redpoll.config import certificate_files
+from redpoll.config.certificate import PairError
+from redpoll.config.certificate_files import ServerCertificate
 from redpoll.config.config import Settings
 from redpoll.config.redis_url import RedisUrl
+from redpoll.config.reloading import uses_tls
 from redpoll.doctor import capacity, sign_on
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.host import embedded
@@ -37,6 +43,8 @@ _MIN_REDIS: Final = (7, 0)
 _MIN_FILES: Final = 65_536
 _MIN_BACKLOG: Final = 4096
 _MIN_FREE_BYTES: Final = 1 << 30
+# certbot renews 30 days before the end.
+_MIN_DAYS_LEFT: Final = 14
 # timex(7): adjtimex returns this state while the clock isn't synchronised.
 _TIME_ERROR: Final = 5
 _PACKAGES: Final = ("uvloop", "aiohttp", "hiredis", "msgspec", "sqlalchemy")
@@ -52,7 +60,7 @@ async def examine(settings: Settings) -> list[Finding]:
         memory(_memory_bytes(), len(os.sched_getaffinity(0)), settings.workers),
         disk(folder, shutil.disk_usage(_existing(folder)).free),
         clock(_clock_state()),
-        certificate(settings),
+        *certificates(settings, time.time()),
         await redis_server(settings),
         await sign_on.examine(settings),
         *capacity.examine(settings, capacity.this_machine()),
@@ -135,26 +143,77 @@ def clock(state: int | None) -> Finding:
     return ok("Clock", "synchronised")
 
 
-def certificate(settings: Settings) -> Finding:
-    if settings.tls_port is None:
-        return skipped("Certificate", "no tls_port is set: TLS ends in a proxy, or isn't used")
+def certificates(settings: Settings, now_s: float) -> list[Finding]:
+    """One for each certificate, for each file that isn't used, and for the way in which TLS is done."""
+    if not uses_tls(settings):
+        return [skipped("Certificate", "no tls_port is set: TLS ends in a proxy, or isn't used")]
     try:
-        read_pair(settings.tls_cert, settings.tls_key)
+        found = certificate_files.find(settings)
     except PairError as error:
-        return failed("Certificate", str(error), "redpoll can't serve TLS with these files")
+        return [failed("Certificate", str(error), "redpoll can't serve TLS with these files")]
+    findings = [_certificate(certificate, now_s) for certificate in found.certificates]
+    findings += [warning("Certificate", note, "the file does nothing", "correct or remove it") for note in found.notes]
+    host = (urlsplit(settings.public_url).hostname or "").lower()
+    if _is_unknown(host, found.certificates):
+        findings.append(
+            warning(
+                "Certificate",
+                f"no certificate is for {host}, the host of public_url",
+                "clients that connect to this host refuse the certificate that they get",
+                f"add a certificate with the name {host} to tls_cert, if TLS doesn't end in a proxy",
+            )
+        )
     # A wheel for other systems has no engine, and no server needs this there.
     from redpoll import _openssl
 
-    seen = f"{settings.tls_cert} and {settings.tls_key} belong together"
     reason = _openssl.missing()
-    if reason is None:
-        return ok("Certificate", seen)
-    return warning(
-        "Certificate",
-        f"{seen}; {reason}",
-        "workers use Python's ssl module for TLS: more memory and processor time, and tickets of one worker only",
-        "run redpoll with a Python that loads the system's OpenSSL 3, such as Debian's own",
-    )
+    if reason is not None:
+        findings.append(
+            warning(
+                "TLS",
+                reason,
+                "workers use Python's ssl module for TLS: more memory and processor time, no OCSP staples, and tickets "
+                "of one worker only",
+                "run redpoll with a Python that loads the system's OpenSSL 3, such as Debian's own",
+            )
+        )
+    return findings
+
+
+def _certificate(certificate: ServerCertificate, now_s: float) -> Finding:
+    facts = certificate.facts
+    names = [*facts.names, *(str(ip_address(address)) for address in facts.addresses if len(address) in (4, 16))]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "no name"
+    left_days = (facts.not_after_s - now_s) / 86_400
+    until = datetime.fromtimestamp(facts.not_after_s, UTC).date()
+    seen = f"{certificate.place} and its key belong together: {facts.kind} for {shown}, valid until {until}"
+    if certificate.staple:
+        seen += ", with an OCSP response"
+    renew = "renew it, then: redpoll reload"
+    if left_days <= 0:
+        return failed("Certificate", seen, "it has expired: clients refuse it", renew)
+    if facts.not_before_s > now_s:
+        return failed("Certificate", seen, "it isn't valid yet, or this machine's clock is slow", renew)
+    if not names:
+        return failed(
+            "Certificate",
+            seen,
+            "it names no host: clients refuse it",
+            "issue one with the host's name",
+        )
+    if left_days < _MIN_DAYS_LEFT:
+        return warning("Certificate", seen, f"it expires in {left_days:.0f} days", renew)
+    return ok("Certificate", seen)
+
+
+def _is_unknown(host: str, certificates: list[ServerCertificate]) -> bool:
+    if not host:
+        return False
+    try:
+        address = ip_address(host).packed
+    except ValueError:
+        return not any(certificate.facts.is_for(host) for certificate in certificates)
+    return not any(address in certificate.facts.addresses for certificate in certificates)
 
 
 async def redis_server(settings: Settings) -> Finding:

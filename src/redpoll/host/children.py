@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from redpoll.config.config import Settings
-from redpoll.config.reloading import PAIR_NAME
+from redpoll.config.reloading import BUNDLE_NAME, uses_tls
 from redpoll.config.setting_table import without_secrets
 from redpoll.host import embedded
 from redpoll.host.child import Child
@@ -71,8 +71,9 @@ class Children:
         port, control_port, tls_port = sockets.ports()
         bound: dict[str, Any] = {"port": port, "control_port": control_port}
         if tls_port is not None:
-            pair = str(place.folder / PAIR_NAME)
-            bound |= {"tls_port": tls_port, "tls_cert": pair, "tls_key": pair}
+            bound["tls_port"] = tls_port
+        if uses_tls(settings):
+            bound |= {"tls_cert": (str(place.folder / BUNDLE_NAME),), "tls_key": (), "tls_ocsp": ()}
         self.settings = msgspec.structs.replace(settings, **bound)
         self.alive: set[int] = set()
         self.greatest = 0

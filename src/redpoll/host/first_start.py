@@ -39,7 +39,8 @@ class FirstStart:
     def announce(self, public: int, control: int, tls: int | None) -> None:
         """Prints the first credentials and the ready line. The arguments are the ports."""
         host = self._settings.host
-        control_url = f"http://{url_host(self._settings.control_host)}:{control}"
+        scheme = "https" if self._settings.tls_client_ca else "http"
+        control_url = f"{scheme}://{url_host(self._settings.control_host)}:{control}"
         created = {"an app": self.app, "the user admin": self._password}
         if not sys.stdout.isatty():
             # A journal or a container's log keeps what is printed, and others may read it.

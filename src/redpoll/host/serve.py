@@ -13,7 +13,7 @@ import structlog
 
 from redpoll.config import certificate
 from redpoll.config.config import Settings
-from redpoll.config.reloading import PAIR_NAME, install_pair
+from redpoll.config.reloading import BUNDLE_NAME, install_certificates, uses_tls
 from redpoll.host import datafolder, embedded
 from redpoll.host.children import Place, Sockets
 from redpoll.host.supervisor import Supervisor
@@ -88,10 +88,11 @@ def _open_sockets(settings: Settings, folder: Path, stack: contextlib.ExitStack)
         tls = listen(settings.host, settings.tls_port, count=settings.workers)
         for listener in tls:
             stack.enter_context(listener)
+    if uses_tls(settings):
         try:
-            install_pair(settings, folder)
+            install_certificates(settings, folder)
         except certificate.PairError as error:
-            raise StartError(f"the TLS certificate can't be used: {error}") from error
-        stack.callback((folder / PAIR_NAME).unlink, missing_ok=True)
+            raise StartError(f"the TLS certificates can't be used: {error}") from error
+        stack.callback((folder / BUNDLE_NAME).unlink, missing_ok=True)
     control = stack.enter_context(listen(settings.control_host, settings.control_port)[0])
     return Sockets(public, tls, control)

@@ -388,10 +388,13 @@ class Supervisor:
         """Applies what a running server can. Returns `Reloaded.answer`."""
         outcome = reload(self._settings, self._folder, self._reread)
         self._settings = outcome.settings
-        if sent := {name: value for name, value in outcome.applied.items() if name not in ("tls_cert", "tls_key")}:
+        # Children have the one file that was written of these.
+        files = ("tls_cert", "tls_key", "tls_ocsp")
+        if sent := {name: value for name, value in outcome.applied.items() if name not in files}:
             self._apply(sent)
         if outcome.certificate:
-            for child in self._children.workers:
+            served = self._children.ours if self._settings.tls_client_ca else self._children.workers
+            for child in served:
                 child.send(CertificateChanged())
         outcome.log()
         return outcome.answer()

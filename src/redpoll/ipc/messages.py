@@ -81,10 +81,10 @@ class Start(Message, frozen=True, kw_only=True):
     "Worker names and fencing"). Both are 0 for the control plane.
 
     `listen_fd` is the inherited listening socket, of the public port for a worker and of the control port for control.
-    `tls_fd` is a worker's second one, for the TLS port if there is one; `settings.tls_cert` and `settings.tls_key` then
-    both name one PEM file that the supervisor has checked and written (certificate.py). The ports in `settings` are the
-    ones that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never
-    empty and names the TLS files, too (redis_url.py).
+    `tls_fd` is a worker's second one, for the TLS port if there is one. If a port has TLS, `settings.tls_cert` names
+    one file, which the supervisor has checked and written (certificate_files.py). The ports in `settings` are the ones
+    that were bound, never 0. `settings.redis_url` is as the operator gave it; `redis_url` here is never empty and names
+    the TLS files, too (redis_url.py).
     """
 
     role: Literal["worker", "control"]
@@ -151,7 +151,7 @@ class DirectoryVersion(Message, frozen=True):
 
 
 class CertificateChanged(Message, frozen=True):
-    """The TLS certificate's file was replaced."""
+    """The file with the TLS certificates was replaced. To control only if its port has TLS."""
 
 
 class TicketKeys(Message, frozen=True):
@@ -321,6 +321,7 @@ ToControl: TypeAlias = (
     | WorkersReady
     | NodesChanged
     | Lead
+    | CertificateChanged
     | Reloaded
 )
 FromChild: TypeAlias = (

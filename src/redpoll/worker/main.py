@@ -14,7 +14,6 @@ from typing import Any, assert_never
 
 import msgspec
 import structlog
-import uvloop
 
 from redpoll._fanout import Flusher
 from redpoll._sockets import Poller
@@ -356,4 +355,11 @@ def main(child_pipe: ChildPipe) -> None:
     async def serve() -> None:
         await Worker(start, child_pipe).run()
 
-    uvloop.run(serve())
+    try:
+        import uvloop
+    except ImportError as error:
+        # It needs Python's module ssl, without which a Python may be built.
+        log.warning("asyncio's loop instead of uvloop's, which is slower", reason=str(error))
+        asyncio.run(serve())
+    else:
+        uvloop.run(serve())

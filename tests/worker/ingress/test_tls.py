@@ -10,6 +10,7 @@ import resource
 import select
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ import websockets
 from structlog.testing import capture_logs
 
 from bus_publishing import publish_all
-from certs import self_signed
+from certs import authority, issued, ocsp_response, self_signed
 from edge import Edge, first_frame, upgrade
 from redpoll import _openssl
-from redpoll.worker.ingress.tls import Certificate, CertificateError, give_memory_back
+from redpoll.worker.ingress.tls import CertificateError, Certificates, give_memory_back
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"
@@ -100,9 +101,9 @@ async def test_a_certificate_that_cannot_be_used_changes_nothing(bench, edge):
     old = shown(await secure_client(bench, edge))
     trusting = edge.trusting()
     for content in (b"", b"no PEM", edge.key.read_bytes()):
-        edge.cert.write_bytes(content)
+        edge.bundle.write_bytes(content)
         assert not edge.listeners.reload()
-    edge.cert.unlink()
+    edge.bundle.unlink()
     assert not edge.listeners.reload()
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", edge.listeners.tls_port, ssl=trusting, server_hostname="localhost"
@@ -192,6 +193,12 @@ async def test_tls_1_2_has_authenticated_encryption_only(edge, cipher, is_taken)
             await asked
 
 
+def bundle_of(cert: Path, key: Path) -> str:
+    path = cert.with_name("tls.pem")
+    path.write_bytes(key.read_bytes() + cert.read_bytes())
+    return str(path)
+
+
 @pytest.fixture
 def linked_in(monkeypatch):
     """As where Python has OpenSSL linked in."""
@@ -214,7 +221,7 @@ async def test_where_openssl_cannot_be_called_pythons_module_does_it_and_the_log
 
 def test_no_cipher_of_tls_1_2_is_without_forward_secrecy(tmp_path, linked_in):
     """Whatever certificate it is: the list of the Python build doesn't count."""
-    ciphers = Certificate(*map(str, self_signed(tmp_path)))._newest().get_ciphers()
+    ciphers = Certificates(bundle_of(*self_signed(tmp_path)))._newest().get_ciphers()
     assert {(one["kea"], one["aead"]) for one in ciphers if one["protocol"] == "TLSv1.2"} == {("kx-ecdhe", True)}
 
 
@@ -254,17 +261,196 @@ async def test_a_client_that_offers_http_2_gets_http_1_1(edge):
     writer.transport.abort()
 
 
-def test_a_key_with_a_passphrase_is_refused_without_asking(tmp_path):
-    cert, key = self_signed(tmp_path, passphrase="secret")
-    with pytest.raises(CertificateError, match="passphrase"):
-        Certificate(str(cert), str(key))
-
-
 def test_a_key_of_another_certificate_is_refused(tmp_path):
     cert, _ = self_signed(tmp_path, "one")
     _, key = self_signed(tmp_path, "two")
-    with pytest.raises(CertificateError, match="one"):
-        Certificate(str(cert), str(key))
+    with pytest.raises(CertificateError, match=r"tls\.pem"):
+        Certificates(bundle_of(cert, key))
+
+
+# -- several certificates --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["openssl", "python"])
+async def several(request, bench, tmp_path):
+    """A TLS port with certificates for names, both ways of doing TLS. The first one is for a.example.com."""
+    if request.param == "python":
+        request.getfixturevalue("linked_in")
+    elif _openssl.missing():
+        pytest.skip(_openssl.missing())
+    edge = Edge(await bench.start(), tmp_path)
+    edge.pairs = {
+        name: self_signed(tmp_path, name, hosts=hosts, kind=kind)
+        for name, hosts, kind in (
+            ("first", ["a.example.com"], "ECDSA"),
+            ("first-rsa", ["a.example.com", "*.wild.example.com"], "RSA"),
+            ("other", ["b.example.com"], "ECDSA"),
+        )
+    }
+    edge.install(*(path for pair in edge.pairs.values() for path in pair))
+    assert edge.listeners.reload()
+    await edge.listeners.open()
+    yield edge
+    edge.close()
+
+
+async def shown_to(edge, name, *, ciphers="", version=None):
+    """Which of `edge.pairs` a client gets that asks for this name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if ciphers:
+        context.set_ciphers(ciphers)
+    if version is not None:
+        context.maximum_version = version
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", edge.listeners.tls_port, ssl=context, server_hostname=name or ""
+    )
+    edge.writers.append(writer)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return next(name for name, (cert, _) in edge.pairs.items() if ssl.PEM_cert_to_DER_cert(cert.read_text()) == found)
+
+
+@pytest.mark.parametrize(
+    ("name", "certificate"),
+    [
+        ("a.example.com", "first"),
+        ("B.Example.com", "other"),
+        ("b.example.com", "other"),
+        ("x.wild.example.com", "first-rsa"),
+        ("x.y.wild.example.com", "first"),
+        ("unknown.example.org", "first"),
+        (None, "first"),
+    ],
+)
+async def test_the_name_that_a_client_asks_for_chooses_the_certificate(several, name, certificate):
+    assert await shown_to(several, name) == certificate
+
+
+@pytest.mark.parametrize(("kind", "certificate"), [("ECDSA", "first"), ("RSA", "first-rsa")])
+async def test_a_client_gets_the_kind_of_key_that_it_can_use(several, kind, certificate):
+    """An old client may know RSA only; for others ECDSA costs us less."""
+    ciphers = f"ECDHE-{kind}-AES128-GCM-SHA256"
+    assert await shown_to(several, "a.example.com", ciphers=ciphers, version=ssl.TLSVersion.TLSv1_2) == certificate
+
+
+async def test_a_reload_changes_all_certificates_and_no_client_is_cut(bench, several):
+    """200 clients stay; those that come later get the new certificates."""
+    path = upgrade(PATH)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    async def connect():
+        reader, writer = await asyncio.open_connection("127.0.0.1", several.listeners.tls_port, ssl=context)
+        several.writers.append(writer)
+        writer.write(path)
+        assert b"connection_established" in await first_frame(reader)
+        return reader, writer
+
+    clients = []
+    for _ in range(20):
+        clients += await asyncio.gather(*(connect() for _ in range(10)))
+    for name, hosts in (("first", ["a.example.com"]), ("other", ["b.example.com"])):
+        several.pairs[name] = self_signed(several.folder, f"new-{name}", hosts=hosts)
+    several.install(*several.pairs["first"], *several.pairs["other"])
+    assert several.listeners.reload()
+    assert await shown_to(several, "b.example.com") == "other"
+    assert await shown_to(several, None) == "first"
+    # No certificate has this name any more.
+    assert await shown_to(several, "x.wild.example.com") == "first"
+    for reader, writer in clients:
+        writer.write(PING)
+        assert await asyncio.wait_for(reader.readexactly(2), 60) == PONG
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cipher", "is_taken"),
+    [
+        ("ECDHE-RSA-AES256-GCM-SHA384", True),
+        # Without forward secrecy.
+        ("AES128-GCM-SHA256", False),
+        ("AES128-SHA", False),
+        ("DHE-RSA-AES128-GCM-SHA256", False),
+        ("ECDHE-RSA-AES128-SHA256", False),
+    ],
+)
+async def test_an_rsa_certificate_has_the_same_suites(several, cipher, is_taken):
+    asked = shown_to(several, "a.example.com", ciphers=f"{cipher}:@SECLEVEL=0", version=ssl.TLSVersion.TLSv1_2)
+    if is_taken:
+        assert await asked == "first-rsa"
+    else:
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await asked
+
+
+async def test_nothing_is_compressed(several):
+    """Lengths of compressed records tell what was compressed (CRIME)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.options &= ~ssl.OP_NO_COMPRESSION
+    _, writer = await asyncio.open_connection("127.0.0.1", several.listeners.tls_port, ssl=context)
+    several.writers.append(writer)
+    assert writer.get_extra_info("ssl_object").compression() is None
+
+
+async def test_a_second_handshake_on_a_connection_is_refused(several):
+    """A client could have us do the expensive half of a handshake at will."""
+    client = await asyncio.create_subprocess_exec(
+        "openssl", "s_client", "-tls1_2", "-connect", f"127.0.0.1:{several.listeners.tls_port}",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    shown = b""
+    async with asyncio.timeout(60):
+        # The last line about the first handshake.
+        while b"Extended master secret" not in shown:
+            shown += await client.stdout.read(4096)
+        client.stdin.write(b"R\n")
+        await client.stdin.drain()
+        while part := await client.stdout.read(4096):
+            shown += part
+        await client.wait()
+    assert b"RENEGOTIATING" in shown
+    assert b"no renegotiation" in shown or b"no_renegotiation" in shown
+
+
+# -- OCSP ------------------------------------------------------------------------------------------------------
+
+
+async def status_of(edge, ca):
+    """The exit code of curl, which demands a good OCSP response and checks it."""
+    curl = await asyncio.create_subprocess_exec(
+        "curl", "--silent", "--output", "/dev/null", "--noproxy", "*", "--cacert", str(ca[0]), "--cert-status",
+        f"https://localhost:{edge.listeners.tls_port}/healthz",
+    )  # fmt: skip
+    return await asyncio.wait_for(curl.wait(), 60)
+
+
+async def test_an_ocsp_response_is_given_until_it_expires(bench, tmp_path):
+    if _openssl.missing():
+        pytest.skip(_openssl.missing())
+    edge = Edge(await bench.start(), tmp_path)
+    await edge.listeners.open()
+    ca = authority(tmp_path)
+    pair = issued(tmp_path, ca)
+    # curl looks for the issuer among what the server sends.
+    pair[0].write_bytes(pair[0].read_bytes() + ca[0].read_bytes())
+    edge.install(*pair)
+    assert edge.listeners.reload()
+    # CURLE_SSL_INVALIDCERTSTATUS
+    assert await status_of(edge, ca) == 91
+    staple = pair[0].with_suffix(".ocsp")
+    staple.write_bytes(ocsp_response(ca, pair[0]))
+    edge.install(*pair)
+    assert edge.listeners.reload()
+    assert await status_of(edge, ca) == 0
+    # The clock that counts is the engine's, so this one expires by what the worker has read.
+    contexts = edge.listeners._certificates._newest()
+    contexts.set_staple(0, staple.read_bytes(), time.time() - 1)
+    assert await status_of(edge, ca) == 91
+    edge.close()
 
 
 def test_memory_that_was_freed_goes_back_to_the_system():

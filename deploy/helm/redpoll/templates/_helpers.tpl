@@ -49,6 +49,16 @@ env:
     value: /data/redpoll
   - name: REDPOLL_SHUTDOWN_GRACE_S
     value: {{ .Values.drain.graceSeconds | quote }}
+  {{- if .Values.tls.secret }}
+  - name: REDPOLL_TLS_PORT
+    value: "6002"
+  - name: REDPOLL_TLS_CERT
+    value: /etc/redpoll/tls
+  {{- end }}
+  {{- if .Values.tls.clientCaSecret }}
+  - name: REDPOLL_TLS_CLIENT_CA
+    value: /etc/redpoll/client-ca/ca.crt
+  {{- end }}
   {{- range $name, $value := .Values.settings }}
   - name: {{ printf "REDPOLL_%s" (upper $name) }}
     value: {{ if kindIs "slice" $value }}{{ join "," $value | quote }}{{ else if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ printf "%.0f" $value | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}{{ else }}{{ $value | toString | quote }}{{ end }}

@@ -108,6 +108,7 @@ async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
         "tls_port": settings.tls_port,
         "control_host": settings.control_host,
         "control_port": settings.control_port,
+        "control_tls": bool(settings.tls_client_ca),
     }
 
 
@@ -309,7 +310,7 @@ def _app(context: Context, app_id: str) -> App:
 
 
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
-    "server show": _server_show,  # {} -> {host, port, tls_port, control_host, control_port}: where it listens
+    "server show": _server_show,  # {} -> {host, port, tls_port, control_host, control_port, control_tls}
     # {} -> {faults, applied: {name: value}, restart: [name], certificate: bool}
     "server reload": _server_reload,
     # {file: a checked record store in the data folder} -> {}; this process ends, and the next one has these records

@@ -121,12 +121,13 @@ class PortStream(asyncio.Protocol):
             return
         if response:
             self._transport.write(response)
-        if response and not self._port.draining:
+        if response and not self._port.draining and self._transport.can_write_eof():
             # If bytes were left unread, the kernel would send a reset, and the client might lose the response.
             self._transport.write_eof()
             self.resume_reading()
             self._linger()
         else:
+            # With TLS the transport lingers itself, for the client's close_notify.
             self._transport.close()
 
     def _linger(self) -> None:
@@ -156,7 +157,7 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
     """Serves the control port; asyncio's server calls it for each connection.
 
     `received` gets each request. `error_page` (status, code, text) renders the errors of bytes that are no request.
-    `trusted`: the proxies whose word about their clients counts.
+    `trusted`: the proxies whose word about their clients counts. `secure`: the port has TLS.
     """
 
     def __init__(
@@ -167,11 +168,13 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
         head_timeout_s: float,
         body_timeout_s: float,
         trusted: TrustedProxies = NO_PROXIES,
+        secure: bool = False,
     ) -> None:
         super().__init__(_TABLE, ("connections", "bodies"))
         self.body_timeout_s = body_timeout_s
         self.max_connections = _default_max_connections()
         self.trusted = trusted
+        self._secure = secure
         self._received = received
         self._error_page = error_page
         self._head_timeout_s = head_timeout_s
@@ -241,7 +244,7 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
         made = PortRequest(method.decode("ascii"), path, headers, body, flags, announced, refusal)
         made.link, made.began = connection, time.perf_counter()
         made.remote = self.trusted.client_of(connection.peer, forwarded) if self.trusted else connection.peer
-        made.secure = self.trusted.is_secure(connection.peer, headers.get("X-Forwarded-Proto"), False)
+        made.secure = self.trusted.is_secure(connection.peer, headers.get("X-Forwarded-Proto"), self._secure)
         # Later, because it may be answered at once, and the connection may have a thousand more.
         self._loop.call_soon(self._received, made)
 

@@ -22,7 +22,7 @@ from redpoll._tls import TlsSocket
 from redpoll.config.proxies import TrustedProxies, plain_address
 from redpoll.worker.ingress.client_connection import ClientConnection, ProxiedPeer
 from redpoll.worker.ingress.proxy_protocol import MAX_HEADER_BYTES, ProxyFault, ProxyHeader, parse
-from redpoll.worker.ingress.tls import Certificate, give_memory_back
+from redpoll.worker.ingress.tls import Certificates, give_memory_back
 
 if TYPE_CHECKING:
     from redpoll.ipc.messages import Start
@@ -58,10 +58,10 @@ class Listeners:
         self._within_s = settings.head_timeout_s
         self._plain = _listening(start.listen_fd)
         self._tls: socket.socket | None = None
-        self._certificate: Certificate | None = None
+        self._certificates: Certificates | None = None
         if start.tls_fd is not None:
             self._tls = _listening(start.tls_fd)
-            self._certificate = Certificate(settings.tls_cert, settings.tls_key)
+            self._certificates = Certificates(settings.tls_cert[0])
         # The ports as bound. `tls_port` is None without a TLS port.
         self.port = int(self._plain.getsockname()[1])
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
@@ -90,13 +90,13 @@ class Listeners:
             gate = self._gate
             self._listener = Listener(self.poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept)
         if self._tls is not None:
-            self._accept_from(self._tls, self._certificate)
+            self._accept_from(self._tls, self._certificates)
             self._gate.give_back_memory()
             self._tidy()
 
     def reload(self) -> bool:
         """Read the certificate again. False: it can't be used and the old one stays, or there is no TLS port."""
-        return self._certificate is not None and self._certificate.reload()
+        return self._certificates is not None and self._certificates.reload()
 
     def close(self) -> None:
         """Accept nothing more, and let HTTP requests under way end. Connections in PROXY or TLS setup finish that; the
@@ -134,29 +134,29 @@ class Listeners:
 
     # -- accepting -----------------------------------------------------------------------------------------
 
-    def _accept_from(self, listening: socket.socket, certificate: Certificate | None) -> None:
+    def _accept_from(self, listening: socket.socket, certificates: Certificates | None) -> None:
         if listening.fileno() >= 0:
             self._accepting.add(listening)
-            self._loop.add_reader(listening, self._accept, listening, certificate)
+            self._loop.add_reader(listening, self._accept, listening, certificates)
 
-    def _accept(self, listening: socket.socket, certificate: Certificate | None) -> None:
+    def _accept(self, listening: socket.socket, certificates: Certificates | None) -> None:
         until = time.monotonic() + _ACCEPT_SLICE_S
         for _ in range(_ACCEPTS_A_TURN):
             if time.monotonic() > until:
                 return
             try:
-                if not self._accept_one(listening, certificate):
+                if not self._accept_one(listening, certificates):
                     return
             except OSError as error:
                 _cannot_accept(error.errno)
                 self._loop.remove_reader(listening)
                 self._accepting.discard(listening)
-                self._loop.call_later(_REST_S, self._accept_from, listening, certificate)
+                self._loop.call_later(_REST_S, self._accept_from, listening, certificates)
                 return
             finally:
                 self._count()
 
-    def _accept_one(self, listening: socket.socket, certificate: Certificate | None) -> bool:
+    def _accept_one(self, listening: socket.socket, certificates: Certificates | None) -> bool:
         """False: none waits. Raises OSError if there are no descriptors or no memory for it."""
         try:
             sock, address = listening.accept()
@@ -167,23 +167,23 @@ class Listeners:
             sock.close()
             return True
         sock.setblocking(False)
-        self._accepted_by_tls += certificate is not None
+        self._accepted_by_tls += certificates is not None
         deadline = self._loop.time() + self._within_s
         peer = (plain_address(address[0]), address[1])
         if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
-            task = self._loop.create_task(self._enter(sock, peer, certificate, deadline))
+            task = self._loop.create_task(self._enter(sock, peer, certificates, deadline))
             self._entering.add(task)
             task.add_done_callback(self._header_over)
         else:
-            self._let_in(sock, ProxiedPeer(self._gate, peer, certificate is not None), certificate, deadline)
+            self._let_in(sock, ProxiedPeer(self._gate, peer, certificates is not None), certificates, deadline)
         return True
 
     def _let_in(
-        self, sock: socket.socket, connection: ProxiedPeer, certificate: Certificate | None, deadline: float
+        self, sock: socket.socket, connection: ProxiedPeer, certificates: Certificates | None, deadline: float
     ) -> None:
         """Give the socket to the poller, at first for its TLS handshake if there is a certificate. Raises OSError if it
         can't be watched; then it is closed."""
-        if certificate is None:
+        if certificates is None:
             self.poller.adopt(sock.detach(), connection)
             return
         strangers = self._gate.strangers
@@ -191,7 +191,7 @@ class Listeners:
             self._gate.http.limit_reached("address")
             sock.close()
             return
-        tls = certificate.socket_for(self.poller, connection, self._handshake_over)
+        tls = certificates.socket_for(self.poller, connection, self._handshake_over)
         try:
             self.poller.adopt(sock.detach(), tls)
         except BaseException:
@@ -242,15 +242,15 @@ class Listeners:
         self._gate.setups_changed(self.entering)
 
     async def _enter(
-        self, sock: socket.socket, peer: tuple[str, int], certificate: Certificate | None, deadline: float
+        self, sock: socket.socket, peer: tuple[str, int], certificates: Certificates | None, deadline: float
     ) -> None:
         """Read the PROXY header of an accepted socket. Closes the socket if there is none."""
         try:
             async with asyncio.timeout_at(deadline):
                 introduction = await self._read_proxy_header(sock)
-            secure = certificate is not None or introduction.secure
+            secure = certificates is not None or introduction.secure
             connection = ProxiedPeer(self._gate, introduction.address or peer, secure)
-            self._let_in(sock, connection, certificate, deadline)
+            self._let_in(sock, connection, certificates, deadline)
         except (ProxyFault, OSError) as fault:
             self.handshakes_failed_total += 1
             log.debug("connection setup failed", peer=peer[0], reason=str(fault) or type(fault).__name__)
