@@ -97,7 +97,8 @@ class FallbackSocket:
         self._version = version
         self._headers = headers or {}
         self._how = how
-        self._targets = itertools.cycle(targets)
+        self.targets = targets
+        self._turn = itertools.count()
         self._numbers = itertools.count(1)
         self._messages: asyncio.Queue = asyncio.Queue()
         self._reading: asyncio.Task | None = None
@@ -109,6 +110,9 @@ class FallbackSocket:
             f"{self.base}/{self.session}/{action}?{query}{'&' if query else ''}t={int(time.time() * 1000)}&n={number}"
         )
 
+    def _target(self) -> tuple[str, int]:
+        return self.targets[next(self._turn) % len(self.targets)]
+
     async def open(self) -> None:
         self._reading = asyncio.create_task(self._read())
 
@@ -116,7 +120,7 @@ class FallbackSocket:
         return await self.send_raw(json.dumps([text]).encode(), on=on)
 
     async def send_raw(self, body: bytes, *, path: str | None = None, on: tuple[str, int] | None = None) -> int:
-        host, port = on or next(self._targets)
+        host, port = on or self._target()
         headers = {"Content-Type": "application/json", **self._headers}
         how = self._how
         response = await ask(host, port, "POST", path or self.path("xhr_send"), body, how=how, **headers)
@@ -152,7 +156,7 @@ class FallbackSocket:
             self._messages.put_nowait(closed)
 
     async def _request(self, action: str) -> tuple[asyncio.StreamReader, Response]:
-        host, port = next(self._targets)
+        host, port = self._target()
         reader, self.writer = await asyncio.open_connection(host, port, limit=16 * 1024 * 1024, **self._how)
         self.streams += 1
         headers = {"Content-Type": "application/json", **self._headers}

@@ -10,10 +10,14 @@ class Http:
         self.stream = self
         self.written = b""
         self.over = False
+        self.reads = True
         self.admissions = 0
 
     def admitted(self) -> None:
         self.admissions += 1
+
+    def read_no_more(self) -> None:
+        self.reads = False
 
     def write_http(self, data: bytes) -> None:
         self.written += data
@@ -37,7 +41,7 @@ def test_stream_is_chunked_and_ends_properly():
     stream.write(BEAT)
     _, _, body = http.written.partition(b"\r\n\r\n")
     assert body == PRELUDE.chunk + b"2\r\no\n\r\n" + b"0\r\n\r\n"
-    assert (http.over, http.admissions) == (True, 1)
+    assert (http.over, http.admissions, http.reads) == (True, 1, False)
 
 
 def test_stream_of_http_1_0_ends_with_the_connection():

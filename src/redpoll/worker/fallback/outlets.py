@@ -96,6 +96,7 @@ class StreamRequest(LineRequest):
     def begin(self) -> None:
         if self.open:
             super().begin()
+            self.http.read_no_more()
             head = responses.stream_head(self.cors, chunked=self._chunked)
             self.http.stream.write_http(head + (PRELUDE.chunk if self._chunked else PRELUDE.text))
 

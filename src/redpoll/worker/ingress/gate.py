@@ -349,7 +349,8 @@ class Gate:
                 self.debugging.refused(self._app_named(upgrade.path), outcome, **self._described(connection, upgrade))
             return
         client = self._forwarded_client(connection, upgrade.request)
-        self.greet(connection, outcome, upgrade.query, client, partial(self._described, connection, upgrade))
+        described = partial(self._described, connection, upgrade) if self.debugging.any else None
+        self.greet(connection, outcome, upgrade.query, client, described)
 
     def greet(
         self,
@@ -357,7 +358,7 @@ class Gate:
         app: App,
         query: Mapping[str, str],
         client: str,
-        described: Callable[[], dict[str, Any]],
+        described: Callable[[], dict[str, Any]] | None,
     ) -> None:
         """Give an open connection its session, and greet its client. `client`: its address, if it isn't the peer's."""
         connection.set_sid(*self._socket_ids.next())
@@ -373,7 +374,7 @@ class Gate:
         connection.session = session
         self.hub.open_connections.add(connection)
         self.janitor.opened(connection)
-        if self.debugging.any:
+        if described is not None and self.debugging.any:
             self.debugging.opened(connection, **described())
         timeout_s = self.settings.activity_timeout_s
         connection.send_first(_frame.text(frames.connection_established(session.socket_id, timeout_s, recovers)))

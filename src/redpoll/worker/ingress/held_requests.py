@@ -50,6 +50,10 @@ class HoldingConnection(HttpConnection[Connection]):
         self._sent_flags, self._sent_method = request.flags, request.method
         self.waiting = waiting
 
+    def read_no_more(self) -> None:
+        """This request is the last of its connection: give back the memory of the reader."""
+        self._reader.close()
+
     def reply(self, response: bytes) -> None:
         """The answer to what `hold` was called for."""
         self.waiting = None
