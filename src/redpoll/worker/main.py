@@ -244,6 +244,7 @@ class Worker:
         self.life.become(Lifecycle.EVACUATING)
         self.hub.admission.dismiss(Refusal(Code.RECONNECT, _DRAINING))
         self._drain.begin(_DRAINING, within_s, max_per_s=max_per_s)
+        self.janitor.spawn(self.gate.streams.drain(within_s))
 
     def serve(self) -> None:
         """Admit clients again, and keep those that are still connected."""
@@ -257,6 +258,7 @@ class Worker:
                 self.hub.admission.dismiss(Refusal(Code.RECONNECT, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
                 self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=max_per_s)
+                self.janitor.spawn(self.gate.streams.drain(_SHARE_OF_GRACE * grace_s))
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -266,6 +268,7 @@ class Worker:
         self.aside.stop()
         self.listeners.finish()
         self.gate.http.close()
+        self.gate.streams.close()
         await self.answerers.finish()
         await self.hub.user_resume.finish()
         await self.registry.finish()
@@ -301,6 +304,8 @@ class Worker:
                 self.child_pipe.send(ReachChanged(self.registry.reach))
             case EndService():
                 self.aside.set(True)
+                if self.aside.on:
+                    self.janitor.spawn(self.gate.streams.drain(0.5))
             case ReturnToService():
                 self.aside.set(False)
             case Stop():
