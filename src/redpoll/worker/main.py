@@ -142,7 +142,14 @@ class Worker:
         debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.worker_id)
+        answer_questions(
+            self.answerers,
+            self.hub,
+            self.life,
+            self._drain,
+            lambda: self.registry.worker_id,
+            lambda app_id, channel: self.gate.streams.count(app_id, channel),
+        )
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
         self.gate = Gate(

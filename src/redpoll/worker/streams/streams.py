@@ -27,7 +27,7 @@ __all__ = ["Streams"]
 STREAM_S: Final = 60.0
 _SPREAD: Final = 0.15
 # A long poll without a message is answered after this time.
-POLL_S: Final = 20.0
+POLL_S: Final = 15.0
 # A tail without readers stays for those who come again.
 _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
@@ -88,6 +88,13 @@ class Streams:
     def by_app(self) -> Mapping[str, int]:
         """The clients that read live, by app id."""
         return self._by_app
+
+    def count(self, app_id: str, channel: str = "") -> int:
+        """The clients that read live, of an app ("" for all) or of one of its channels."""
+        if channel:
+            tail = self._tails.get((app_id, channel))
+            return 0 if tail is None else len(tail.readers)
+        return self._by_app.get(app_id, 0) if app_id else len(self._readers)
 
     @property
     def tails(self) -> int:
