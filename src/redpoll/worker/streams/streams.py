@@ -39,8 +39,8 @@ _MAX_IDLE_TAILS: Final = 1_000
 
 
 class Streams:
-    """`apps`: those of the directory, by id; not a copy. `named_by_proxy` and `addresses`: as Addresses.enter. `ready()`:
-    Redis is connected. Call `serve_by` first."""
+    """`apps`: those of the directory, by id; not a copy. `named_by_proxy` and `addresses`: as Addresses.enter.
+    `ready()`: Redis is connected. Call `serve_by` first."""
 
     def __init__(
         self,
