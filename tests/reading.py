@@ -124,7 +124,7 @@ class Reading:
 
     def __init__(self, server: Server, token: str, path: str = "", port: int = 0) -> None:
         self.url = f"http://127.0.0.1:{port or server.port}{path or f'/apps/{server.app_id}'}"
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def __aenter__(self) -> Self:
         self.session = aiohttp.ClientSession(
@@ -141,7 +141,7 @@ class Reading:
         """One request, and its whole answer."""
         url = f"{self.url}/channels/{channel}/stream"
         async with self.session.request(
-            method, url, params=query, headers={**self._headers, **(headers or {})}
+            method, url, params=query, headers={**self.headers, **(headers or {})}
         ) as response:
             text = await response.text()
             return Answer(response.status, response.headers, json.loads(text) if text else None)
@@ -153,6 +153,6 @@ class Reading:
         """A stream of events: with `offset` the protocol's, else one for EventSource."""
         query = {"live": "sse", **query} if "offset" in query and headers is None else query
         url = f"{self.url}/channels/{channel}/stream"
-        async with self.session.get(url, params=query, headers={**self._headers, **(headers or {})}) as response:
+        async with self.session.get(url, params=query, headers={**self.headers, **(headers or {})}) as response:
             assert response.status == 200, await response.text()
             yield Stream(response)

@@ -168,17 +168,18 @@ class PublicConnection(ReadingConnection):
         elif request.target in ALIVE and request.method in (b"GET", b"HEAD"):
             answer = alive_response(request.target)
         else:
-            requester: Requester = self
             asked = asked_of(request)
             if asked is not None:
                 request = asked.request
             refusal = http.refusal(self, request)
             if refusal is None:
-                if asked is not None:
-                    requester = self.read_channel(asked, request, http.streams)
                 self._sent_flags, self._sent_method = request.flags, request.method
                 self.state = _ANSWER
-                self._number = http.send(self, request, requester, STREAM if asked is not None else 0)
+                if asked is None:
+                    self._number = http.send(self, request)
+                else:
+                    reader = self.read_channel(asked, request, http.streams)
+                    self._number = http.send(self, request, reader, STREAM)
                 return
             answer = refusal
         if request.method == b"HEAD":
@@ -381,12 +382,16 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
     def error(self, fault: Fault) -> bytes:
         return error_response(*fault, "Retry-After: 1\r\n" if fault.status == 503 else "")
 
-    def send(self, http: PublicConnection, request: ParsedRequest, requester: Requester, flags: int = 0) -> int:
-        """Send a request to control, with more `flags`; `requester` gets the answer. Returns its number."""
-        own_flags, method, target, fields, _, body, announced, refusal = request
+    def send(
+        self, http: PublicConnection, request: ParsedRequest, requester: Requester | None = None, more_flags: int = 0
+    ) -> int:
+        """Send a request to control, with more flags. The connection gets the answer, or `requester`. Returns its
+        number."""
+        flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode("ascii", "replace")
         packed = packed_fields(fields) if fields else b""
-        return self.link.send(requester, own_flags | flags, method, client, target, packed, body, announced, refusal)
+        flags |= more_flags
+        return self.link.send(requester or http, flags, method, client, target, packed, body, announced, refusal)
 
     def refusal(self, http: PublicConnection, request: ParsedRequest) -> bytes | None:
         """The response to a request that can't be sent to control now; None: it can be sent."""
