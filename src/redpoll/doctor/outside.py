@@ -217,11 +217,9 @@ async def _speak(
             )
             return
         yield ok("Subscribe", f"{channel}: succeeded in {(time.perf_counter() - began) * 1000:.1f} ms")
-        published = True
         async for finding in _publish(session, target, websocket, channel):
-            published = published and not finding.cause
             yield finding
-        if published:
+        if not finding.cause:
             yield await examine_stream(session, target, stream or channel, chosen=stream is not None)
         yield await _wait_idle(websocket, patience_s, proxy)
 
