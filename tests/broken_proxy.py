@@ -1,4 +1,5 @@
-"""A reverse proxy that breaks what people's proxies break: the Upgrade header, idle connections. Not a test."""
+"""A reverse proxy that breaks what people's proxies break: the Upgrade header, idle connections, answers that
+come bit by bit. Not a test."""
 
 import asyncio
 import contextlib
@@ -7,11 +8,15 @@ import contextlib
 class BrokenProxy:
     """A reverse proxy for one server. It relays bytes and breaks what the test wants broken."""
 
-    def __init__(self, port: int, *, drops_upgrade: bool = False, idle_s: float | None = None, tls=None) -> None:
+    def __init__(
+        self, port: int, *, drops_upgrade: bool = False, idle_s: float | None = None, tls=None, collects: bytes = b""
+    ) -> None:
         self.upstream_port = port
         self.drops_upgrade = drops_upgrade
         self.idle_s = idle_s
         self.tls = tls
+        # Answers to requests with this in their head are passed on when they are whole.
+        self.collects = collects
         self.port = 0
 
     async def __aenter__(self):
@@ -31,6 +36,9 @@ class BrokenProxy:
                 head = b"\r\n".join(line for line in lines if not line.lower().startswith(hop_by_hop))
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
             up_writer.write(head)
+            if self.collects and self.collects in head:
+                writer.write(await up_reader.read())
+                return
             ways = [asyncio.ensure_future(self._pump(*way)) for way in ((reader, up_writer), (up_reader, writer))]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in ways:

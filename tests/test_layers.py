@@ -24,6 +24,7 @@ DECLARATIONS = {
     "redpoll.cluster.membership.membership_events",
     "redpoll.control.commands.context",
     "redpoll.protocol.effects",
+    "redpoll.worker.streams.owner",
 }
 
 

@@ -352,6 +352,14 @@ cdef bint is_one_chunk(const uint8_t** at, const uint8_t* end, Py_ssize_t* lengt
     return memcmp(end - 7, b"\r\n0\r\n\r\n", 7) == 0
 
 
+cdef bint is_stream(const uint8_t* target, Py_ssize_t size) noexcept nogil:
+    """Whether the path ends in /stream: a worker answers such requests (worker/streams)."""
+    cdef const uint8_t* query = <const uint8_t*> memchr(target, 63, size)
+    if query != NULL:
+        size = query - target
+    return size >= 7 and memcmp(target + size - 7, b"/stream", 7) == 0
+
+
 def pack_simple(
     bytes data not None, uint32_t number, uint8_t flags, bytes client not None, dict places not None, client_of=None
 ):
@@ -363,9 +371,9 @@ def pack_simple(
     control wants, by their names in lower case (http/messages.FIELDS). `client_of`: called with the value of an
     X-Forwarded-For header for the client's address; None if the peer is no trusted proxy, and the header is ignored.
 
-    The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (with /app/ in it, / and /healthz),
-    HTTP/1.1 with one Host or HTTP/1.0, and no header that changes how a message is read except one Content-Length, or
-    one chunk instead.
+    The usual shape: GET or POST, an origin-form target that the worker doesn't answer itself (with /app/ in it, /,
+    /healthz, and GET …/stream), HTTP/1.1 with one Host or HTTP/1.0, and no header that changes how a message is read
+    except one Content-Length, or one chunk instead.
     """
     cdef:
         const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
@@ -400,6 +408,8 @@ def pack_simple(
     if memmem(target, target_size, b"/app/", 5) != NULL:
         return None
     if target_size == 1 or (target_size == 8 and memcmp(target, b"/healthz", 8) == 0):
+        return None
+    if PyBytes_GET_SIZE(method) == 3 and is_stream(target, target_size):
         return None
     if end - at < 11 or memcmp(at, b" HTTP/1.", 8) != 0 or memcmp(at + 9, b"\r\n", 2) != 0:
         return None

@@ -82,6 +82,8 @@ cdef class Call:
         readonly bint is_batch
         public tuple infos
         public object correlation_id
+        # The places of the events that end their channels.
+        public tuple ends
 
     cdef void begin(self, Limits limits, bint is_batch) noexcept
     cdef int make_room(self, int events, int channels) except -1

@@ -233,7 +233,7 @@ cdef class Call:
     def __init__(self, Limits limits not None, bint is_batch=False):
         self.begin(limits, is_batch)
         self.texts = []
-        self.infos = ()
+        self.infos = self.ends = ()
 
     def __dealloc__(self):
         free(self.events)

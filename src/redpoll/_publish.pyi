@@ -64,6 +64,7 @@ class Commands:
 class Call:
     infos: tuple[tuple[str, ...], ...]
     correlation_id: str | None
+    ends: tuple[int, ...]
     @property
     def is_batch(self) -> bool: ...
     @property

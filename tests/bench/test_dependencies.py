@@ -37,6 +37,7 @@ USED_BY_NAME = {
 }
 # Part of a declared package's own interface, and installed with it.
 COMES_WITH = {
+    "httpx": "durable-streams",
     "yarl": "aiohttp",
     "multidict": "aiohttp",
     "asgiref": "django",

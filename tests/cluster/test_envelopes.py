@@ -14,6 +14,7 @@ from redpoll.cluster.envelopes import (
     parse_added,
     parse_cleared,
     parse_count,
+    parse_ended,
     parse_removed,
 )
 from redpoll.cluster.redis.keys import Keys
@@ -80,6 +81,12 @@ def test_stored_event_keeps_its_skip_only_if_it_is_asked_for():
 
 def test_cleared_history_has_its_new_epoch():
     assert parse_cleared(b"x 0123abcd") == "0123abcd"
+
+
+def test_ended_history_has_the_offset_of_its_last_event():
+    assert parse_ended(b"z 17") == 17
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_ended(b"x 17")
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"x a b", b"y a"])

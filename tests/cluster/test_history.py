@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import History, Page, Row
+from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.history import InvalidOffset, UnknownEpoch
@@ -256,3 +258,50 @@ async def test_large_history_delays_no_other_command(history, publish, link):
         pings += 1
     assert len((await reading).rows) == 1_000
     assert pings > 1_000 * 2_000 / (128 * 1_024) / 2
+
+
+async def test_history_begins_for_a_reader_once(history, link, keys):
+    epoch, top = await asked(history.begin, APP, "news", RULE)
+    assert await asked(history.begin, APP, "news", RULE) == (epoch, top)
+    assert 0 < await link.ask(b"TTL", keys.history_meta("7", "news")) <= 300
+    page = await asked(history.page, "7", "news", 0, 64)
+    assert page == Page(epoch, top, [], False, top)
+
+
+async def test_first_message_follows_the_position_of_a_history_that_was_begun(history, publish):
+    epoch, top = await asked(history.begin, APP, "news", RULE)
+    await publish(2)
+    page = await asked(history.page, "7", "news", top, 64)
+    assert page.follows(epoch, top)
+    assert numbers(page) == [0, 1]
+    # It has messages now, so it lives as long as they do.
+    assert await asked(history.begin, APP, "news", RULE) == (epoch, page.top)
+
+
+async def test_readers_alone_take_half_of_the_cap(link, keys):
+    history = History(link, keys.in_shard(3))
+    app = App(id="7", name="test", keys=(), history=(RULE,), max_history_channels=64)
+    half = -(-cap_of_shard(64) // 2)
+    begun = [await asked(history.begin, app, f"news{n}", RULE) for n in range(half + 1)]
+    assert [outcome is not None for outcome in begun] == [True] * half + [False]
+    # One that has begun goes on.
+    assert await asked(history.begin, app, "news0", RULE) == begun[0]
+
+
+async def test_page_knows_where_its_epoch_began(history, link, keys):
+    bus = Bus(link, keys)
+    await publish_all(bus, APP, [Outgoing("news", "e", "0")])
+    changed = App(id="7", name="test", keys=(), history=(msgspec.structs.replace(RULE, era="new"),))
+    await publish_all(bus, changed, [Outgoing("news", "e", "1"), Outgoing("news", "e", "2")])
+    page = await asked(history.page, "7", "news", 0, 64)
+    assert numbers(page) == [0, 1, 2]
+    assert page.base == page.rows[1].prev
+
+
+async def test_page_says_that_the_channel_has_ended(history, link, keys, publish):
+    await publish(1)
+    assert not (await asked(history.page, "7", "news", 0, 64)).ended
+    await link.ask(b"HSET", keys.history_meta("7", "news"), b"z", b"1")
+    assert (await asked(history.page, "7", "news", 0, 64)).ended
+    await history.clear("7", "news")
+    assert not (await asked(history.page, "7", "news", 0, 64)).ended

@@ -2,7 +2,18 @@
 
 import re
 
-from redpoll.cluster.publish_call import Flag, PublishReply, RowTerms, StoreTerms, decode, encode
+import pytest
+
+from redpoll.cluster.publish_call import (
+    ChannelEnded,
+    Flag,
+    HistoriesFull,
+    PublishReply,
+    RowTerms,
+    StoreTerms,
+    decode,
+    encode,
+)
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import PUBLISH
 from unkeyed import shard
@@ -63,3 +74,27 @@ async def test_script_says_that_the_app_has_no_history_left(link, keys):
     full = STORE._replace(max_histories=0)
     names, args = encode(keys, "7", "a", Flag.HISTORY, b"- - 0 1\ne", 30, 120, full)
     assert decode(await link.execute(PUBLISH, names, args)) == PublishReply(0, 0, "", True, False)
+
+
+async def test_nothing_is_published_after_the_event_that_ends_a_channel(link, keys):
+    names, args = encode(keys, "7", "a", Flag.HISTORY + Flag.END, b"- - 0 1\ne", 30, 120, STORE)
+    last = decode(await link.execute(PUBLISH, names, args))
+    for flags in (Flag.HISTORY, Flag.HISTORY + Flag.END):
+        names, args = encode(keys, "7", "a", flags, b"- - 0 1\ne", 30, 120, STORE)
+        with pytest.raises(ChannelEnded):
+            decode(await link.execute(PUBLISH, names, args))
+    assert await link.ask(b"XLEN", keys.history("7", "a")) == 1
+    # A request that is repeated because its answer was lost.
+    once = Flag.HISTORY + Flag.END + Flag.ONCE
+    for _ in range(2):
+        names, args = encode(keys, "7", "b", once, b"- - 0 1\ne", 30, 120, STORE, None, "x", 1)
+        assert decode(await link.execute(PUBLISH, names, args)).receivers == 0
+    assert last.offset > 0
+
+
+async def test_event_that_cannot_be_stored_cannot_end_a_channel(link, keys):
+    full = STORE._replace(max_histories=0)
+    names, args = encode(keys, "7", "a", Flag.HISTORY + Flag.END, b"- - 0 1\ne", 30, 120, full)
+    with pytest.raises(HistoriesFull):
+        decode(await link.execute(PUBLISH, names, args))
+    assert await link.ask(b"EXISTS", keys.history_meta("7", "a")) == 0

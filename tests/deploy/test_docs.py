@@ -286,6 +286,47 @@ async def test_history(server, folder):
     assert "goal" in await run(sys.executable, script, TOKEN=made["token"])
 
 
+CURL = re.compile(r"^    (curl .*)$", re.MULTILINE)
+
+
+@needs_node
+async def test_streams(server, folder):
+    operate(server, "history rule add", app=server.app_id, name="news-", prefix=True, keep=1000, seconds=3600)
+    tokens = {
+        scope: operate(server, "token create", app=server.app_id, name=scope, scopes=[scope], lasts_s=None)["token"]
+        for scope in ("read", "publish")
+    }
+    stored, live = CURL.findall((DOCS / "streams.md").read_text())
+    curl = {"STREAM": f"{server.public_url}/apps/{server.app_id}/channels/news-sport/stream", "TOKEN": tokens["read"]}
+    client, script, page_file = written(folder, server, "streams.md", "read.mjs", "answer.py", "source.html")
+    page_file.write_text(page_file.read_text().replace("=TOKEN", f"={tokens['read']}"))
+    async with Api(server) as api, async_playwright() as playwright:
+        # Of other tests.
+        await api.ask("DELETE", "/channels/news-sport/history")
+        await api.publish("news-sport", "goal", '{"text":"1:0"}')
+        answer = await run("sh", "-c", stored, **curl)
+        assert "stream-next-offset: " in answer.lower()
+        assert '"data":"{\\"text\\":\\"1:0\\"}"' in answer
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = await browser.new_page()
+        await page.goto(page_file.as_uri())
+        await page.get_by_text("1:0").wait_for()
+        async with (
+            running("sh", "-c", live, **curl) as follower,
+            running("node", client, TOKEN=tokens["read"]) as reader,
+        ):
+            await follower.until("streamNextOffset")
+            assert await reader.line() == 'goal {"text":"1:0"}'
+            await api.publish("news-sport", "goal", '{"text":"1:1"}')
+            assert await reader.line() == 'goal {"text":"1:1"}'
+            assert "1:1" in await follower.until("1:1")
+        await page.get_by_text("1:1").wait_for()
+        await browser.close()
+        assert await run(sys.executable, script, TOKEN=tokens["publish"]) == ""
+        refused = await api.ask("POST", "/events", {"name": "text", "channel": "news-answer-7", "data": "{}"})
+        assert refused[1]["code"] == "channel_ended"
+
+
 async def test_repeated_publish_and_its_trace(server, folder):
     operate(server, "app set", id=server.app_id, settings={"idempotency": "true"})
     made = operate(server, "token create", app=server.app_id, name="repeating", scopes=["all"], lasts_s=None)

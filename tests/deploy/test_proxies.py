@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import pytest
 import websockets
 from click.testing import CliRunner
@@ -25,9 +26,11 @@ from click.testing import CliRunner
 from certs import authority, issued
 from fallback_wire import FallbackSocket
 from ports import reserved_ports
+from reading import keep
 from redpoll.cli import main
 from redpoll.doctor import outside
-from redpoll.doctor.report import Verdict
+from redpoll.doctor.report import Finding, Verdict
+from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target, parse
 from server import Server
 from wire import channel_auth, eventually, signed_path
@@ -225,6 +228,8 @@ def servers() -> Iterator[dict[bool, Server]]:
     with Server(**common) as plain, Server(**common, proxy_protocol=True) as introduced:
         for server in (plain, introduced):
             run(server, "app", "set", server.app_id, "tls_required=true")
+            # The doctor reads its channel over HTTP.
+            keep(server, "doctor-")
         yield {False: plain, True: introduced}
 
 
@@ -358,6 +363,34 @@ async def test_doctor_finds_nothing_wrong_and_names_the_proxy(proxy: Running, mo
     assert {finding.verdict for finding in findings.values()} == {Verdict.OK}, findings
     if proxy.name:
         assert f"through {proxy.name}" in findings["Upgrade"].seen
+
+
+@pytest.mark.parametrize("buffering", ["on", "off"])
+async def test_streams_pass_nginx_with_buffering_on_and_off(
+    servers: dict[bool, Server], buffering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers = f"proxy_set_header Host $host;\n proxy_buffering {buffering};"
+    with running(nginx, servers, without=r"proxy_set_header Host \$host;", instead=buffers) as proxy:
+        assert (await _stream_through(proxy, monkeypatch)).verdict is Verdict.OK
+
+
+async def test_doctor_names_a_proxy_that_collects_streams(
+    servers: dict[bool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = "proxy_set_header Host $host;\n proxy_buffering on;\n proxy_ignore_headers X-Accel-Buffering;"
+    with running(nginx, servers, without=r"proxy_set_header Host \$host;", instead=ignored) as proxy:
+        found = await _stream_through(proxy, monkeypatch, wait_s=1)
+    assert found.verdict is Verdict.FAILED
+    assert "collects" in found.cause
+
+
+async def _stream_through(proxy: Running, monkeypatch: pytest.MonkeyPatch, wait_s: float = 60) -> Finding:
+    monkeypatch.setenv("SSL_CERT_FILE", str(proxy.ca))
+    server = proxy.server
+    target = parse(f"https://{server.app_key}:{server.app_secret}@{HOST}:{proxy.port}/apps/{server.app_id}")
+    connector = aiohttp.TCPConnector(ssl=proxy.trust)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        return await examine_stream(session, target, "doctor-stream", chosen=True, wait_s=wait_s)
 
 
 @pytest.fixture

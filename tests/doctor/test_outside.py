@@ -12,6 +12,7 @@ from broken_proxy import BrokenProxy
 from certs import authority, issued
 from ports import reserved_ports
 from proxy import Proxy as RedisProxy
+from reading import keep
 from redpoll.doctor import outside
 from redpoll.doctor.report import Finding, Verdict, worst
 from redpoll.doctor.target import Target, parse
@@ -23,6 +24,7 @@ from wire import eventually
 def server():
     # The doctor waits 12 s for an answer to TLS on the plain port, which comes after this time; by default 10 s.
     with Server(workers=1, head_timeout_s=5) as running:
+        keep(running, "doctor-")
         yield running
 
 
@@ -48,7 +50,7 @@ async def test_a_good_server_passes_every_check(server):
     findings = await examine(address(server), patience_s=0.2)
     assert list(findings) == [
         "DNS", "TCP", "HTTP", "Clock", "Ready", "Fallback", "Upgrade", "Connect", "Subscribe", "Publish", "Receive",
-        "Idle",
+        "Stream", "Idle",
     ]  # fmt: skip
     assert worst(list(findings.values())) is Verdict.OK
 

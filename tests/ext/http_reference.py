@@ -47,6 +47,8 @@ def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
     match = _REQUEST.match(data)
     if match is None or match.end() > 16384 or match[2].startswith(b"/app/") or match[2] in (b"/", b"/healthz"):
         return None
+    if match[1] == b"GET" and match[2].partition(b"?")[0].endswith(b"/stream"):
+        return None
     body = data[match.end() :]
     by_name: dict[bytes, list[bytes]] = {}
     fields = []

@@ -1,10 +1,12 @@
 import json
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redpoll.protocol.apps import HistoryRule
 from redpoll.protocol.auth import parse_query
 from redpoll.protocol.channels import CONSOLE, MAX_NAME_CHARS, OWN_PREFIX, SERVER_TO_USER, valid_name
 from redpoll.protocol.errors import ApiError
@@ -532,3 +534,27 @@ def test_any_input_is_a_valid_event_or_a_refusal(app, fields, query, raw):
             assert item.channels
             assert set(item.info) <= EVENT_INFO
             assert item.correlation_id is None or item.correlation_id.isprintable()
+
+
+KEEPING = HistoryRule(id="0a0b0c", name="kept-", prefix=True, keep=10, seconds=60)
+
+
+def test_event_may_end_channels_with_history(app):
+    app = msgspec.structs.replace(app, history=(KEEPING,))
+    body = {**EVENT, "channels": ["kept-a", "kept-b"]}
+    assert decode_event(json.dumps(body).encode(), [], app).ends == ()
+    assert decode_event(json.dumps({**body, "end": False}).encode(), [], app).ends == ()
+    assert decode_event(json.dumps({**body, "end": True}).encode(), [], app).ends == (0,)
+    items = [{**ITEM, "channel": "other"}, {**ITEM, "channel": "kept-a", "end": True}]
+    assert decode_batch(json.dumps({"batch": items}).encode(), app).ends == (1,)
+
+
+def test_channel_without_history_cannot_end(app):
+    app = msgspec.structs.replace(app, history=(KEEPING,))
+    body = {**EVENT, "channels": ["kept-a", "other"], "end": True}
+    with pytest.raises(ApiError, match="'other' has no history") as refused:
+        decode_event(json.dumps(body).encode(), [], app)
+    assert refused.value.code == "no_history"
+    with pytest.raises(ApiError, match=r"batch\[0\]") as refused:
+        decode_batch(json.dumps({"batch": [{**ITEM, "end": True}]}).encode(), app)
+    assert refused.value.code == "no_history"

@@ -31,6 +31,7 @@ __all__ = ["doctor"]
     metavar="SECONDS",
     help="How long to wait in silence for a proxy's idle timeout; 0 skips this check.",
 )
+@click.option("--channel", metavar="NAME", help="Read this channel, which has history, over HTTP as well.")
 @click.option("--data-dir", metavar="FOLDER", help="The server's data folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @with_config
@@ -38,6 +39,7 @@ def doctor(
     url: str | None,
     of_environment: bool,
     patience_s: float,
+    channel: str | None,
     data_dir: str | None,
     as_json: bool,
     config_path: str | None,
@@ -46,7 +48,8 @@ def doctor(
 
     Without URL: checks this machine and its settings (limits, memory, disk, clock, certificate, Redis, versions).
     With URL: checks a server from outside, as a browser connects, through every proxy in between: DNS, TCP, TLS,
-    HTTP, Upgrade, subscribe, publish, receive, idle timeout. Each failure comes with its likely cause and a remedy.
+    HTTP, Upgrade, subscribe, publish, receive, stream, idle timeout. Each failure comes with its likely cause and a
+    remedy.
     With --env, the address is that of PUSHER_URL: every user of the machine can read a secret on a command line.
 
     \b
@@ -74,7 +77,7 @@ def doctor(
         target = _target_of(url)
         if patience_s and not as_json:
             click.echo(f"the last check waits {patience_s:g} s in silence; --patience 0 skips it")
-        asyncio.run(_check_server(target, patience_s, show))
+        asyncio.run(_check_server(target, patience_s, channel, show))
     if as_json:
         print_json([json_of(finding) for finding in findings])
     if worst(findings) is Verdict.FAILED:
@@ -90,10 +93,12 @@ def _check_machine(config_path: str | None, data_dir: str | None, show: Callable
         show(finding)
 
 
-async def _check_server(target: Target, patience_s: float, show: Callable[[Finding], None]) -> None:
+async def _check_server(
+    target: Target, patience_s: float, channel: str | None, show: Callable[[Finding], None]
+) -> None:
     from redpoll.doctor import outside
 
-    async for finding in outside.examine(target, patience_s):
+    async for finding in outside.examine(target, patience_s, channel):
         show(finding)
 
 

@@ -22,7 +22,7 @@ from redpoll import _frame
 from redpoll._publish import CACHED, RULED, Call, Commands
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.publish_call import Flag, RowTerms, StoreTerms, decode, encode
+from redpoll.cluster.publish_call import Flag, PublishRefused, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.redis.connection import Publishes, Refused
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link, LinkDown
@@ -103,7 +103,11 @@ class _ScriptAnswer:
 
     def __call__(self, outcome: Any) -> None:
         if isinstance(outcome, list):
-            reply = decode(outcome)
+            try:
+                reply = decode(outcome)
+            except PublishRefused as refusal:
+                self.done(refusal)
+                return
             self.bus.unkept += reply.over_cap
             self.bus.unhooked += reply.dropped
             self.done(reply.receivers)
@@ -168,17 +172,29 @@ class Bus:
         check (`checks`).
 
         They are cached on cache channels and stored on channels with history. With `once` (idempotency.py), repetitions
-        of the call with the same `once` publish each event only once.
+        of the call with the same `once` publish each event only once. A `done` gets PublishRefused if nothing was
+        published on its channel (publish_call.py).
         """
         app, keys = call.app, self._keys
         if once is None and not app.console_until and call.is_plain:
             self.send(call.pack(keys.publish, keys.shards, trace), done)
             return
         needs, of_each, index = call.needs(), done.of_each(), 0
-        for event, data, channels, skip in call.events_of():
+        for at, (event, data, channels, skip) in enumerate(call.events_of()):
+            ends = at in call.ends
             for channel in channels:
                 self._post_one(
-                    app, channel, event, data, skip, needs[index], trace, once=once, index=index, done=of_each[index]
+                    app,
+                    channel,
+                    event,
+                    data,
+                    skip,
+                    needs[index],
+                    trace,
+                    ends=ends,
+                    once=once,
+                    index=index,
+                    done=of_each[index],
                 )
                 index += 1
         self._check(done)
@@ -214,6 +230,7 @@ class Bus:
         needs: int,
         trace: str | None,
         *,
+        ends: bool,
         once: str | None,
         index: int,
         done: Done,
@@ -230,6 +247,7 @@ class Bus:
             (Flag.CACHE if needs & CACHED else "")
             + (Flag.HISTORY if rule else "")
             + (Flag.ONCE if once is not None else "")
+            + (Flag.END if rule and ends else "")
         )
         if not flags:
             self._plain(app, channel, event, data, skip, trace, None, done)

@@ -7,6 +7,7 @@
     o <W> <stamp>                                                                                   USER_ONLINE
     f <W> <stamp>                                                                                   USER_OFFLINE
     x <epoch>                                                                                       HISTORY_CLEARED
+    z <offset>                                                                                      HISTORY_ENDED
     c <channel>\\n<envelope>                                                                        CONSOLE_COPY
 
 The topic says the app and the channel. The extension (redpoll._frame) parses EVENT on its way to a WebSocket frame.
@@ -29,6 +30,7 @@ __all__ = [
     "parse_added",
     "parse_cleared",
     "parse_count",
+    "parse_ended",
     "parse_removed",
     "worker_of",
 ]
@@ -46,6 +48,8 @@ class Envelope:
     USER_ONLINE: Final = b"o"
     USER_OFFLINE: Final = b"f"
     HISTORY_CLEARED: Final = b"x"
+    HISTORY_ENDED: Final = b"z"
+    """The event before it, at this offset, is the channel's last."""
     CONSOLE_COPY: Final = b"c"
     """A copy of an event for the dashboard's console."""
 
@@ -136,6 +140,12 @@ def parse_cleared(payload: bytes) -> str:
     """The new epoch of a HISTORY_CLEARED envelope. Raises ValueError for anything else."""
     (_, epoch), _ = _head(payload, Envelope.HISTORY_CLEARED)
     return epoch.decode()
+
+
+def parse_ended(payload: bytes) -> int:
+    """The offset of a HISTORY_ENDED envelope. Raises ValueError for anything else."""
+    (_, offset), _ = _head(payload, Envelope.HISTORY_ENDED)
+    return int(offset)
 
 
 def console_envelope(channel: str, envelope: bytes) -> bytes:

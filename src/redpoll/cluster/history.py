@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 from redpoll import _frame
 from redpoll.cluster.bus import ask_within
 from redpoll.cluster.envelopes import event_of_tail
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link
-from redpoll.cluster.redis.scripts import CLEAR, HISTORY, LOCATE, Script
+from redpoll.cluster.redis.scripts import BEGIN, CLEAR, HISTORY, LOCATE, Script
+from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.history import check_position
 
 __all__ = [
@@ -43,6 +44,9 @@ _MAX_OFFSET: Final = 2**53
 # Redis lets a subscribed connection leave unread, and the next event waits for few of them.
 _MAX_PAGES: Final = 16
 
+
+# How long a history without a message outlives its last reader, as in hold.lua its last subscriber.
+EMPTY_HISTORY_S: Final = 300
 
 # Offsets that a position remembers, of 8 bytes each.
 MAX_DELIVERED: Final = 256
@@ -91,12 +95,16 @@ class Row(NamedTuple):
 
 class Page(NamedTuple):
     """Messages, oldest first. `epoch` and `top` (the last offset) are those of the moment of reading; "" and 0 if
-    nothing was ever stored. `more`: the limits on messages or bytes left out others in the requested range."""
+    nothing was ever stored. `more`: the limits on messages or bytes left out others in the requested range. `base` is
+    the offset before the first message of the epoch, 0 if it isn't known: older rows are of earlier epochs. `ended`: an
+    event ended the channel."""
 
     epoch: str
     top: int
     rows: list[Row]
     more: bool
+    base: int = 0
+    ended: bool = False
 
     def follows(self, epoch: str, since: int) -> bool:
         """Whether this page, read from `since` on, continues there without a gap."""
@@ -160,6 +168,17 @@ class History:
         high = self._upper(before, None)
         args = (0, high, MAX_PAGE_ROWS, MAX_PAGE_BYTES, "last")
         self._run(HISTORY, self._names(app_id, channel), args, partial(self._paged, done))
+
+    def begin(self, app: App, channel: str, rule: HistoryRule, done: Done) -> None:
+        """The position of a channel with this rule, whose history is begun if there is none: it lives 5 min if nobody
+        asks again and nothing is published. `done` gets `(epoch, last offset)`, None if the app has as many channels
+        with history as it may, or an error as in `page`, never from within this call."""
+        keys, app_id = self._keys, app.id
+        at = keys.shard(app_id, channel)
+        names = [keys.history_meta(app_id, channel), keys.histories(at, app_id), keys.clock(at)]
+        cap = cap_of_shard(app.max_history_channels)
+        args = (secrets.token_hex(8), rule.era, channel, cap, EMPTY_HISTORY_S)
+        self._run(BEGIN, names, args, partial(self._begun, done))
 
     def locate(
         self, app_id: str, channel: str, done: Done, *, count: int = 0, seconds: float = 0, after_ms: float = 0
@@ -254,9 +273,9 @@ class History:
 
     @staticmethod
     def _page_of(reply: list[Any]) -> Page:
-        epoch, top, more, flat = reply
+        epoch, top, more, flat, base, ended = reply
         rows = [Row(int(flat[at]), int(flat[at + 1]), flat[at + 2]) for at in range(0, len(flat), 3)]
-        return Page(epoch.decode() if epoch else "", int(top), rows, bool(more))
+        return Page(epoch.decode() if epoch else "", int(top), rows, bool(more), int(base), bool(ended))
 
     def _run(self, script: Script, names: list[bytes], args: tuple[bytes | str | int, ...], done: Done) -> None:
         go = partial(self._link.run, script, names, args, partial(self._answered, done))
@@ -277,6 +296,14 @@ class History:
     def _paged(self, done: Done, reply: Any) -> None:
         self.pages += 1
         done(self._page_of(reply) if isinstance(reply, list) else reply)
+
+    @staticmethod
+    def _begun(done: Done, reply: Any) -> None:
+        if not isinstance(reply, list):
+            done(reply)
+        else:
+            epoch, top = reply
+            done((epoch.decode(), int(top)) if epoch else None)
 
     def _located(self, done: Done, reply: Any) -> None:
         done(int(reply[0]) if isinstance(reply, list) else reply)

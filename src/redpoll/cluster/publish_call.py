@@ -11,8 +11,47 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import ENDED, UNKEPT
 
-__all__ = ["Flag", "PublishReply", "RowTerms", "StoreTerms", "decode", "encode"]
+__all__ = [
+    "ChannelEnded",
+    "Flag",
+    "HistoriesFull",
+    "PublishRefused",
+    "PublishReply",
+    "RowTerms",
+    "StoreTerms",
+    "decode",
+    "encode",
+]
+
+
+class PublishRefused(Exception):
+    """Redis published nothing on a channel, and won't: a repetition has the same outcome. `code` is a key of
+    `protocol.errors.HTTP_STATUS`."""
+
+    code = ""
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ChannelEnded(PublishRefused):
+    """An earlier event ended the channel."""
+
+    code = "channel_ended"
+    text = "the channel has ended: nothing is published on it until its history is cleared"
+
+
+class HistoriesFull(PublishRefused):
+    """The event was to end the channel and can't be stored."""
+
+    code = "too_many_histories"
+    text = (
+        "the app has as many channels with history as it may (max_history_channels), so this event can't be stored "
+        "and can't end its channel"
+    )
 
 
 class Flag:
@@ -26,6 +65,8 @@ class Flag:
     """A webhook row is written (client_event)."""
     ONCE: Final = "i"
     """The event is published once, even if the call is repeated."""
+    END: Final = "e"
+    """The event is the channel's last, until its history is cleared. Only with HISTORY."""
 
 
 class StoreTerms(NamedTuple):
@@ -114,6 +155,11 @@ def encode(
 
 
 def decode(reply: Sequence[Any]) -> PublishReply:
+    """The reply of the script. Raises ChannelEnded or HistoriesFull: nothing was published."""
+    if reply[0] == ENDED:
+        raise ChannelEnded
+    if reply[0] == UNKEPT:
+        raise HistoriesFull
     if len(reply) == 2:
         return PublishReply(reply[1])
     _, receivers, offset, epoch, over_cap, dropped = reply

@@ -63,7 +63,8 @@ class CloseSocket(Question, frozen=True):
 
 
 class ListConnections(Question, frozen=True):
-    """The newest `limit` connections of the app, "" for all apps, as in worker/connection_list.py."""
+    """The newest `limit` connections of the app, "" for all apps, as in worker/connection_list.py, and how many
+    `readers` over HTTP there are."""
 
     app: str
     find: str = ""

@@ -21,21 +21,24 @@ import aiohttp
 from redpoll.config.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
 from redpoll.doctor.fallback import check_fallback
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
+from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target
 
 __all__ = ["DEFAULT_PATIENCE_S", "examine"]
 
-# nginx and many load balancers close a connection after 60 s without data.
-DEFAULT_PATIENCE_S: Final = 65.0
-# More than head_timeout_s: redpoll answers TLS on its plain port only after that.
+DEFAULT_PATIENCE_S: Final = 65.0  # nginx and many load balancers close a connection after 60 s without data.
+# More than head_timeout_s, after which redpoll answers TLS on its plain port.
 _STEP_TIMEOUT_S: Final = 12.0
 # Signed requests are refused beyond this difference (`protocol/README.md "Request signing"`).
 _MAX_SKEW_S: Final = 600
 _NOTICEABLE_SKEW_S: Final = 60
 
 
-async def examine(target: Target, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[Finding]:
-    """Yields each finding as soon as it is known. `patience_s`: how long to wait in silence for an idle timeout."""
+async def examine(
+    target: Target, patience_s: float = DEFAULT_PATIENCE_S, stream: str | None = None
+) -> AsyncIterator[Finding]:
+    """Yields each finding as soon as it is known. `patience_s`: how long to wait in silence for an idle timeout.
+    `stream`: the channel to read over HTTP; None: the doctor's own."""
     resolved = await _resolve(target)
     yield resolved
     if resolved.cause:
@@ -54,11 +57,8 @@ async def examine(target: Target, patience_s: float = DEFAULT_PATIENCE_S) -> Asy
     connector = aiohttp.TCPConnector(force_close=True, ssl=ssl.create_default_context())
     timeout = aiohttp.ClientTimeout(total=_STEP_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        async for finding in _speak(session, target, patience_s):
+        async for finding in _speak(session, target, patience_s, stream):
             yield finding
-
-
-# -- the network
 
 
 async def _resolve(target: Target) -> Finding:
@@ -167,7 +167,9 @@ def _certificate_fault(target: Target, error: ssl.SSLCertVerificationError) -> F
 # -- HTTP and WebSocket
 
 
-async def _speak(session: aiohttp.ClientSession, target: Target, patience_s: float) -> AsyncIterator[Finding]:
+async def _speak(
+    session: aiohttp.ClientSession, target: Target, patience_s: float, stream: str | None
+) -> AsyncIterator[Finding]:
     answered, proxy = await _http(session, target)
     for finding in answered:
         yield finding
@@ -217,6 +219,8 @@ async def _speak(session: aiohttp.ClientSession, target: Target, patience_s: flo
         yield ok("Subscribe", f"{channel}: succeeded in {(time.perf_counter() - began) * 1000:.1f} ms")
         async for finding in _publish(session, target, websocket, channel):
             yield finding
+        if not finding.cause:
+            yield await examine_stream(session, target, stream or channel, chosen=stream is not None)
         yield await _wait_idle(websocket, patience_s, proxy)
 
 

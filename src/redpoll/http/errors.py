@@ -38,9 +38,12 @@ def alive_response(path: bytes) -> bytes:
     return _response(200, content_type, "", body)
 
 
-def error_response(status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False) -> bytes:
-    """A complete response. `more_headers` are complete header lines, each with its CRLF."""
-    body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": secrets.token_hex(16)})
+def error_response(
+    status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False, trace_id: str = ""
+) -> bytes:
+    """A complete response. `more_headers` are complete header lines, each with its CRLF. `trace_id` "": a new one."""
+    trace_id = trace_id or secrets.token_hex(16)
+    body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": trace_id})
     connection = "" if keep_alive else "Connection: close\r\n"
     return _response(status, "application/json", connection + more_headers, body)
 

@@ -23,6 +23,9 @@ __all__ = [
     "MAX_BODY_BYTES",
     "SECURE",
     "SIZE_BYTES",
+    "STREAM",
+    "STREAM_APP",
+    "STREAM_CHANNEL",
     "number_of",
     "pack_fields",
     "size_of",
@@ -40,6 +43,11 @@ SECURE: Final = 1  # the client used TLS
 HEAD_ONLY: Final = 2  # the body isn't read yet; the worker asks whether to read it
 CLOSES: Final = 4  # the connection closes after the answer
 HTTP_1_0: Final = 8  # the client speaks HTTP/1.0
+STREAM: Final = 16  # the worker answers it, and asks whether the caller may read the channel (worker/streams)
+
+# Header fields of control's answer to a request with STREAM: the app, and the channel that may be read.
+STREAM_APP: Final = "X-Stream-App"
+STREAM_CHANNEL: Final = "X-Stream-Channel"
 
 # Flags of an answer.
 LAST: Final = 1  # the connection closes after it; of request 0: control is stopping

@@ -78,6 +78,7 @@ class Trigger(msgspec.Struct, gc=False):
     socket_id: str | None = None
     info: str | None = None
     correlation_id: str | None = None
+    end: bool = False
 
 
 class Item(msgspec.Struct, gc=False):
@@ -88,6 +89,7 @@ class Item(msgspec.Struct, gc=False):
     data: str | None = None
     socket_id: str | None = None
     info: str | None = None
+    end: bool = False
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -171,6 +173,9 @@ def decode_event(body: bytes, query: Params, app: App) -> Call:
     call.correlation_id = trigger.correlation_id
     info = _check_event(call, trigger)
     call.infos = (info,) if info else ()
+    if trigger.end:
+        _check_may_end(app, names)
+        call.ends = (0,)
     return call
 
 
@@ -188,6 +193,7 @@ def decode_batch(body: bytes, app: App) -> Call:
     if len(items) > app.max_batch:
         raise ApiError("batch_too_large", f"{len(items)} events in the batch; at most {app.max_batch} are allowed")
     infos = []
+    ends = []
     for index, item in enumerate(items):
         try:
             if item.channel is None:
@@ -196,9 +202,13 @@ def decode_batch(body: bytes, app: App) -> Call:
             call.add(names, item.name, item.data, item.socket_id)
             _check_channels(call, names)
             infos.append(_check_event(call, item))
+            if item.end:
+                _check_may_end(app, names)
+                ends.append(index)
         except ApiError as fault:
             raise ApiError(fault.code, f"batch[{index}]: {fault.message}") from None
     call.infos = tuple(infos) if any(infos) else ()
+    call.ends = tuple(ends)
     call.correlation_id = batch.correlation_id if items else None
     return call
 
@@ -305,6 +315,17 @@ def _check_event(call: Call, source: Trigger | Item) -> tuple[str, ...]:
     if refusal:
         raise _refused_event(refusal, source, call.app)
     return parse_info(source.info, EVENT_INFO) if source.info else ()
+
+
+def _check_may_end(app: App, names: Sequence[str]) -> None:
+    """Raises ApiError `no_history` unless an event may end each of these channels: its history remembers the end."""
+    for name in names:
+        if app.history_rule(name) is None:
+            raise ApiError(
+                "no_history",
+                f"channel {_quoted(name)} has no history, so no event can end it (end: true); add a rule with "
+                "redpoll history rule add",
+            )
 
 
 def _refused_event(refusal: int, source: Trigger | Item, app: App) -> ApiError:

@@ -116,6 +116,8 @@ class Call:
         self.is_batch = is_batch
         self.infos: tuple[tuple[str, ...], ...] = ()
         self.correlation_id: str | None = None
+        # The places of the events that end their channels.
+        self.ends: tuple[int, ...] = ()
         self.refused_channel = ""
         self._limits = limits
         self._events: list[_Event] = []

@@ -29,11 +29,19 @@ __all__ = ["answer_questions"]
 _MOVED: Final = "another server has more room; connect again"
 
 
-def answer_questions(answerers: Answerers, hub: Hub, life: Life, drain: Drain, w: Callable[[], str]) -> None:
-    """Fills the worker's table. `w()` is its name in Redis."""
+def answer_questions(
+    answerers: Answerers,
+    hub: Hub,
+    life: Life,
+    drain: Drain,
+    w: Callable[[], str],
+    readers: Callable[[str, str], int],
+) -> None:
+    """Fills the worker's table. `w()` is its name in Redis; `readers` is Streams.count."""
 
     async def list_connections(question: ListConnections) -> dict[str, Any]:
-        return await page_of(hub.open_connections.each(), question)
+        page = await page_of(hub.open_connections.each(), question)
+        return {**page, "readers": readers(question.app, question.channel)}
 
     def move(question: Move) -> int:
         target = question.targets.get(w(), 0)

@@ -141,7 +141,14 @@ class Worker:
         debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.worker_id)
+        answer_questions(
+            self.answerers,
+            self.hub,
+            self.life,
+            self._drain,
+            lambda: self.registry.worker_id,
+            lambda app_id, channel: self.gate.streams.count(app_id, channel),
+        )
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
         self.gate = Gate(
@@ -243,6 +250,7 @@ class Worker:
         self.life.become(Lifecycle.EVACUATING)
         self.hub.admission.dismiss(Refusal(Code.RECONNECT, _DRAINING))
         self._drain.begin(_DRAINING, within_s, max_per_s=max_per_s)
+        self.janitor.spawn(self.gate.streams.drain(within_s))
 
     def serve(self) -> None:
         """Admit clients again, and keep those that are still connected."""
@@ -256,6 +264,7 @@ class Worker:
                 self.hub.admission.dismiss(Refusal(Code.RECONNECT, _RESTARTING))
                 # Spread over the grace, because all of them connect elsewhere at once.
                 self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=max_per_s)
+                self.janitor.spawn(self.gate.streams.drain(_SHARE_OF_GRACE * grace_s))
                 while self.gate.connections:
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -265,6 +274,7 @@ class Worker:
         self.aside.stop()
         self.listeners.finish()
         self.gate.http.close()
+        self.gate.streams.close()
         await self.answerers.finish()
         await self.hub.user_resume.finish()
         await self.registry.finish()
@@ -300,6 +310,8 @@ class Worker:
                 self.child_pipe.send(ReachChanged(self.registry.reach))
             case EndService():
                 self.aside.set(True)
+                if self.aside.on:
+                    self.janitor.spawn(self.gate.streams.drain(0.5))
             case ReturnToService():
                 self.aside.set(False)
             case Stop():

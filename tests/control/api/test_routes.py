@@ -6,6 +6,7 @@ from redpoll.control.http.router import Access, Place
 SCOPES = {
     "events": "publish",
     "history": "read",
+    "stream": "read",
     "clear_history": "publish",
     "events_log": "read",
     "trace": "read",
@@ -34,6 +35,7 @@ async def test_only_triggers_have_a_rate_limit(plane):
 async def test_routes_without_a_credential_return_nothing_of_an_app(plane):
     assert {route.name for route in plane.plane.routes.all if route.access.name == "OPEN"} == {
         "auth_preflight",
+        "stream_preflight",
         "browser_module",
         "openapi",
         "healthz",

@@ -29,6 +29,7 @@ async def http(tmp_path):
         Strangers(0, NO_PROXIES),
         Credentials({}),
         types.SimpleNamespace(answer=lambda http, request: None),
+        types.SimpleNamespace(serve_by=lambda when_read, wait: None),
     )
 
 

@@ -10,8 +10,8 @@
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[2], 'e', ARGV[3])
--- The next message creates a new stream, whose expiry publish.lua must set.
-redis.call('HDEL', KEYS[2], 'x')
+-- The next message creates a new stream, whose expiry publish.lua must set. A channel that had ended is open again.
+redis.call('HDEL', KEYS[2], 'x', 'b', 'z')
 redis.call('ZREM', KEYS[3], ARGV[4])
 -- The envelope HISTORY_CLEARED (envelopes.py).
 redis.call(ARGV[1], ARGV[2], 'x ' .. ARGV[3])

@@ -6,13 +6,15 @@
 -- ARGV  1 after this offset  2 up to this offset, or '+'
 --       3 count, at most 64  4 bytes of the messages together; a single one may have more
 --       5 'first': the oldest in the range, or 'last': the newest
--- Returns {epoch or nil, last offset, more, rows}, rows oldest first and flat: offset, offset before it, envelope's
---         tail. more is 1 if the limits left out others in the range. Without an epoch there are no rows.
+-- Returns {epoch or nil, last offset, more, rows, base, ended}, rows oldest first and flat: offset, offset before it,
+--         envelope's tail. more is 1 if the limits left out others in the range. Without an epoch there are no rows.
+--         base is the offset before the epoch's first message, '0' if it isn't known. ended is 1 if an event ended the
+--         channel (publish.lua).
 
 local after, upto, count, max_bytes = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local meta = redis.call('HMGET', KEYS[2], 'e', 's', 't')
+local meta = redis.call('HMGET', KEYS[2], 'e', 's', 't', 'b', 'z')
 local epoch, top = meta[1], meta[2] or '0'
-if not epoch then return {false, '0', 0, {}} end
+if not epoch then return {false, '0', 0, {}, '0', 0} end
 
 -- Messages that are too old don't count, although only the next publish deletes them.
 if meta[3] then
@@ -52,4 +54,4 @@ for i = 1, #found do
   rows[#rows + 1] = row[2][2]
   rows[#rows + 1] = row[2][4]
 end
-return {epoch, top, more, rows}
+return {epoch, top, more, rows, meta[4] or '0', meta[5] and 1 or 0}

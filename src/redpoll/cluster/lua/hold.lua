@@ -333,7 +333,7 @@ if missed then redis.call('SET', key_of.km, '1', 'EX', 60) end
 if begun then
   -- Two epochs of a channel have no offset in common.
   top = string.format('%.0f', final)
-  redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[first + 3])
+  redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[first + 3], 'b', top)
 end
 if epoch then
   -- If something was published, publish.lua has set a longer expiry, which stays.

@@ -6,8 +6,8 @@
 -- KEYS  k km     the channel's cached event; marker: the cache miss was reported (CACHE)
 --       clock    the shard's last stamp (HISTORY, ROW)
 --       h hm ha  the channel's messages; its epoch (e), last offset (s), era (r), the seconds that messages are kept
---       (t),
---                and the ms until which nothing has to be trimmed (x); the app's channels with history (HISTORY)
+--                (t), the ms until which nothing has to be trimmed (x), the offset before the epoch's first message (b),
+--                and the offset of the event that ended the channel (z); the app's channels with history (HISTORY)
 --       out      the shard's webhook rows (ROW)
 --       i        marker: this event of that request was published (ONCE)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic  3 flags
@@ -19,6 +19,8 @@
 -- Returns {'OK', receivers, offset, epoch, over_cap, dropped}; for an event that was published before, only the first
 --       two, as they were then. receivers: the workers that got it. offset: '0' if the event isn't stored. over_cap: 1
 --       if that is because of the cap. dropped: 1 if no row was written because too many are unread.
+--       Or, when nothing was published: {'ENDED'}: an earlier event ended the channel; {'UNKEPT'}: this one can't end
+--       it, because the cap keeps it from being stored.
 
 local command, topic, flags, tail = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
@@ -32,6 +34,11 @@ local HISTORY = flag('h')
 local ROW = flag('r')
 -- It is published once.
 local ONCE = flag('i')
+-- It is the channel's last event, until the history is cleared. Only with HISTORY.
+local END = flag('e')
+
+-- The envelope that follows the last event (envelopes.py).
+local HISTORY_ENDED = 'z'
 
 -- Limits on the stream of webhook rows, as in hold.lua.
 local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
@@ -60,7 +67,8 @@ local now_ms = string.format('%.0f', math.floor(micros / 1000))
 -- `trimmed`: nothing has to be trimmed or renewed yet. `known`: the channel counts among those with history.
 local known, trimmed = true, false
 if HISTORY then
-  local meta = redis.call('HMGET', hm, 'e', 's', 'r', 't', 'x')
+  local meta = redis.call('HMGET', hm, 'e', 's', 'r', 't', 'x', 'z')
+  if meta[6] then return {'ENDED'} end
   epoch, prev = meta[1], meta[2] or '0'
   -- Events between two eras were perhaps not stored, so a new era begins a new epoch.
   if (meta[3] or '') ~= ARGV[13] then epoch = nil end
@@ -70,6 +78,7 @@ if HISTORY then
   trimmed = epoch and meta[4] == ARGV[10] and tonumber(meta[5] or '0') > tonumber(now_ms)
   known = trimmed or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
   if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then over_cap = 1 end
+  if over_cap == 1 and END then return {'UNKEPT'} end
 end
 if ROW and redis.call('XLEN', out) >= MAX_OPTIONAL_ROWS then dropped = 1 end
 
@@ -95,6 +104,7 @@ elseif HISTORY then
     -- Not with every message, because it costs more than the rest. Messages that are too old are not read even if they
     -- are still stored, and everything expires later by the time between two of these.
     local kept_ms, interval_ms = seconds * 1000, math.floor(math.min(seconds * 1000 / 16, 60000))
+    if not epoch then redis.call('HSET', hm, 'b', prev) end
     epoch = epoch or ARGV[12]
     redis.call('XTRIM', h, 'MINID', '=', string.format('%.0f', micros - kept_ms * 1000))
     redis.call('PEXPIRE', h, kept_ms + interval_ms)
@@ -111,6 +121,10 @@ else
 end
 if over_cap == 1 then prev = '0' end
 local receivers = redis.call(command, topic, 'e ' .. offset .. ' ' .. prev .. ' ' .. tail)
+if END then
+  redis.call('HSET', hm, 'z', id)
+  redis.call(command, topic, HISTORY_ENDED .. ' ' .. id)
+end
 if ROW and dropped == 0 then
   local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[16]}
   for _, extra in ipairs({{'u', ARGV[14]}, {'i', ARGV[15]}}) do

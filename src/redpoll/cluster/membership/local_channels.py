@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, TOPIC
-from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channel import LocalChannel, TopicSubscription
 from redpoll.cluster.membership.membership_events import MembershipEvents
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, Keys
 from redpoll.loop.parted_dict import PartedDict
@@ -58,6 +58,11 @@ class LocalChannels:
         """All channels and pseudo-channels, for work in slices. Those that are opened or dropped meanwhile may be
         among them, or not."""
         return self.by_name.values_in_parts()
+
+    def has_subscribed(self, topic: bytes) -> bool:
+        """Whether the topic is that of a channel held here, and subscribed for it."""
+        local_channel = self.by_topic.get(topic)
+        return local_channel is not None and local_channel.subscription is not TopicSubscription.NONE
 
     def hold(self, app_id: str, channel: str, kind: str) -> LocalChannel:
         """As `channel`, where the caller knows the kind: a pseudo-channel, or one that Redis lists."""

@@ -15,6 +15,7 @@ import hiredis
 import structlog
 
 from redpoll.cluster.canary import Canary
+from redpoll.cluster.listening import Listening
 from redpoll.cluster.mailbox import Mailbox
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, RedisState
@@ -53,6 +54,7 @@ class Reconnect:
         sync: Sync,
         catchup: Catchup,
         online: Online,
+        listening: Listening,
         canary: Canary,
         mailbox: Mailbox,
         follow: Callable[[LocalChannel], None],
@@ -66,6 +68,7 @@ class Reconnect:
         self._sync = sync
         self._catchup = catchup
         self._online = online
+        self._listening = listening
         self._canary = canary
         self._mailbox = mailbox
         self._follow = follow
@@ -123,6 +126,7 @@ class Reconnect:
         self._mailbox.connection_lost()
         self._sync.connection_lost(shards)
         self._online.connection_lost(shards)
+        self._listening.connection_lost(shards)
         # Nothing is sent for these shards before all their channels are reset, so it doesn't matter that some of them
         # change before that.
         if self._reset is not None:
@@ -202,6 +206,7 @@ class Reconnect:
         self._was_registered.set()
         self._online.connected(shards)
         self._sync.assert_held(shards)
+        self._listening.connected(shards)
 
     def _compare(self, listed: list[bytes], scanned: set[LocalChannel]) -> None:
         # What Redis lists for us in one shard: `A:C`, then its kind and count, and so on.

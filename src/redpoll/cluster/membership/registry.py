@@ -17,6 +17,7 @@ from redpoll.cluster.canary import Canary
 from redpoll.cluster.directory import Directory, DirectoryChanged
 from redpoll.cluster.envelopes import Envelope
 from redpoll.cluster.history import History
+from redpoll.cluster.listening import Listening
 from redpoll.cluster.mailbox import Mailbox
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_limit import ConnectionLimit
@@ -27,7 +28,7 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.join_queue import JoinQueue
 from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
-from redpoll.cluster.membership.membership_events import MembershipEvents
+from redpoll.cluster.membership.membership_events import MembershipEvents, report
 from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.reconnect import Reconnect
 from redpoll.cluster.membership.replies import Replies
@@ -48,6 +49,7 @@ _EVENT: Final = ord(Envelope.EVENT)
 _COUNT: Final = ord(Envelope.COUNT)
 _CONSOLE_COPY: Final = ord(Envelope.CONSOLE_COPY)
 _HISTORY_CLEARED: Final = ord(Envelope.HISTORY_CLEARED)
+_HISTORY_ENDED: Final = ord(Envelope.HISTORY_ENDED)
 
 
 def _ignore(message: Any) -> None:
@@ -62,9 +64,10 @@ class Registry:
     `on_deaf(broken)` is called with True when Redis delivers no messages, and with False when it does again;
     `on_reach` with each new value of `reach`.
 
-    Joins: see join_queue.py. Signed-in users: `sign_in(app, user_id)` and `sign_out(app_id, user_id)`, see
-    signed_in.py. Watched users: `watch(app_id, user_id)` and `unwatch`, see online.py. Connections: `admit(join)` for
-    each one, and `depart(app_id)` for each admitted one, see connection_limit.py.
+    Topics of channels that it doesn't hold: `listening`, see cluster/listening.py. Joins: see join_queue.py. Signed-in
+    users: `sign_in(app, user_id)` and `sign_out(app_id, user_id)`, see signed_in.py. Watched users: `watch(app_id,
+    user_id)` and `unwatch`, see online.py. Connections: `admit(join)` for each one, and `depart(app_id)` for each
+    admitted one, see connection_limit.py.
     """
 
     def __init__(
@@ -122,9 +125,22 @@ class Registry:
         joins = self.joins = JoinQueue(channels, directory, events, timings, link.clock)
         replies = Replies(events, joins, channels, rosters, counts, catchup, self.connection_limit)
         sync = self.sync = self._create_sync(link, keys, replies, catchup, debounce_s)
+        self.listening = Listening(link, keys, connection.sends, channels.has_subscribed, sync.keep_subscribed)
+        sync.listened = self.listening.by_topic
         follow = self.following.apply_record
         self._reconnect = Reconnect(
-            link, keys, connection, incarnation, channels, sync, catchup, self.online, self.canary, mailbox, follow
+            link,
+            keys,
+            connection,
+            incarnation,
+            channels,
+            sync,
+            catchup,
+            self.online,
+            self.listening,
+            self.canary,
+            mailbox,
+            follow,
         )
 
     def _create_sync(self, link: Link, keys: Keys, replies: Replies, catchup: Catchup, debounce_s: float) -> Sync:
@@ -306,6 +322,9 @@ class Registry:
     def push(self, topic: bytes, payload: bytes) -> None:
         """Takes one published message. This is the hot path: events go to the hub unparsed."""
         local_channel = self._by_topic.get(topic)
+        listeners = self.listening.by_topic
+        if listeners and topic in listeners:
+            report(listeners[topic].pushed, payload)
         if local_channel is None:
             read = self._readers.get(topic)
             if read is not None:
@@ -333,5 +352,8 @@ class Registry:
             return
         if letter == _HISTORY_CLEARED:
             self.catchup.cleared(local_channel, payload)
+            return
+        if letter == _HISTORY_ENDED:
+            # For those who read over HTTP.
             return
         self._rosters.push(local_channel, payload)

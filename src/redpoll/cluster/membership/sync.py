@@ -117,6 +117,8 @@ class Sync:
         self._epochs = (f"{run}{number:x}" for number in count(1))
         self._reassertion = Reassertion()
         self._unsubscribing: Queue[bytes] = Queue()
+        # Topics that are heard for others, too: they stay subscribed (cluster/listening.py).
+        self.listened: Collection[bytes] = ()
         # Calls in flight that no client waits for.
         self._background = 0
 
@@ -134,6 +136,10 @@ class Sync:
         elif self._connection.sends(local_channel.shard):
             self.agenda.queue_change(local_channel)
             self.slices.start()
+
+    def keep_subscribed(self, topic: bytes) -> None:
+        """The topic is subscribed for others: an UNSUBSCRIBE that is due would end that."""
+        self._unsubscribing.discard(topic)
 
     def stop(self) -> None:
         """No further calls, because we were fenced. `on_stopped` follows when none is in flight, and then `forget` for
@@ -190,6 +196,7 @@ class Sync:
         if (
             local_channel.subscription is not TopicSubscription.NONE
             and local_channel.shard not in self._connection.lost
+            and local_channel.topic not in self.listened
         ):
             self._unsubscribing.add(local_channel.topic)
             self.slices.start()

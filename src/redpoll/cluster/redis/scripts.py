@@ -12,10 +12,12 @@ from typing import Final
 __all__ = [
     "ALL",
     "BEAT",
+    "BEGIN",
     "BURY",
     "CLEAR",
     "DIR_FILL",
     "DIR_PUT",
+    "ENDED",
     "FENCE",
     "FENCED",
     "FORGET_NODE",
@@ -35,6 +37,7 @@ __all__ = [
     "RESTATE",
     "SPEND",
     "STALE",
+    "UNKEPT",
     "Script",
 ]
 
@@ -44,6 +47,10 @@ FENCED: Final = b"FENCED"
 """This W was given up, or is being reaped: the worker must take its next W."""
 STALE: Final = b"STALE"
 """A later connection speaks for this W."""
+ENDED: Final = b"ENDED"
+"""An earlier event ended the channel: publish did nothing."""
+UNKEPT: Final = b"UNKEPT"
+"""The event can't end the channel, because the cap keeps it from being stored: publish did nothing."""
 REFUSED: Final = b"REFUSED"
 """The reply of `lead` to a node whose record store isn't that of the others."""
 
@@ -78,6 +85,7 @@ SPEND: Final = Script("spend")
 HISTORY: Final = Script("history")
 LOCATE: Final = Script("locate")
 CLEAR: Final = Script("clear")
+BEGIN: Final = Script("begin")
 OUTBOX_TAKE: Final = Script("outbox_take")
 LEAD: Final = Script("lead")
 FORGET_NODE: Final = Script("forget_node")
@@ -99,6 +107,7 @@ ALL: Final = (
     SPEND,
     HISTORY,
     LOCATE,
+    BEGIN,
     CLEAR,
     OUTBOX_TAKE,
     LEAD,

@@ -129,7 +129,7 @@ class Api:
         """Whether the publish has nothing to await first."""
         return self._publisher.open and app.daily_limit is None and (correlation_id is None or not app.idempotency)
 
-    def _published(self, request: Request, trace: str | None, fault: Unavailable | None) -> None:
+    def _published(self, request: Request, trace: str | None, fault: Unavailable | ApiError | None) -> None:
         if fault is not None:
             self.conclude(request, fault)
             return
@@ -327,6 +327,11 @@ class Api:
     async def preflight(self, request: Request) -> Response:
         """OPTIONS auth: the preflight of browsers (protocol/README.md "CORS")."""
         return preflight(request.more_headers, request.headers.get("Access-Control-Request-Headers", ""))
+
+    async def preflight_read(self, request: Request) -> Response:
+        """OPTIONS channels/NAME/stream."""
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        return preflight(request.more_headers, wanted, b"GET, HEAD")
 
     async def _attributes(self, app_id: str, wanted: Sequence[tuple[str, tuple[str, ...]]]) -> list[Attributes]:
         """The wanted attributes of each (channel, info), without those that don't apply to the channel's kind."""

@@ -144,6 +144,19 @@ _QUERY: Final = {
         "until",
         "Only messages up to this position, `EPOCH:OFFSET`, or not after this time, Unix ms.",
     ),
+    "stream_offset": (
+        "offset",
+        "Where to begin: `-1` (default) at the oldest stored message, `now` after the last one, or a token from "
+        "`Stream-Next-Offset`.",
+    ),
+    "stream_live": (
+        "live",
+        "`long-poll`: wait for the next message; 204 if none comes. `sse`: a stream of `data` and `control` events. "
+        "Without it, and with `Accept: text/event-stream`: events as they were published, for EventSource.",
+    ),
+    "stream_cursor": ("cursor", "`Stream-Cursor` of the answer before."),
+    "stream_only": ("only", "`data`: each message is its data alone, as JSON."),
+    "stream_token": ("token", "An app token, for clients that can't send header fields. It is never logged."),
     "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin with this text."),
     "info": ("info", _COUNTS),
     "channels_limit": (
@@ -186,6 +199,8 @@ _FIELDS: Final = {
     "correlation_id": f"At most {MAX_CORRELATION_ID_CHARS} printable ASCII characters, returned in a header. If the "
     "app has idempotency on, a repetition within 120 s gets the same answer and publishes nothing.",
     "batch": f"At most {_default('max_batch')} events (of the app).",
+    "end": "The event is the channel's last: later publishes get 409 `channel_ended` until its history is cleared. "
+    "Only on channels with history.",
     "channel_name": "A private, presence or encrypted channel.",
     "channel_data": "For presence channels: JSON text with `user_id` and, optionally, `user_info`.",
 }

@@ -13,6 +13,7 @@ from redpoll.control.api.browser_module import BrowserModule
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.history_query import HISTORY_QUERY
 from redpoll.control.api.openapi import Document
+from redpoll.control.api.streams import allow_stream
 from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.http.schemas import (
     AuthResponse,
@@ -23,6 +24,7 @@ from redpoll.control.http.schemas import (
     Empty,
     EventsResponse,
     HistoryResponse,
+    Messages,
     TraceResponse,
     TriggerResponse,
     UsageResponse,
@@ -46,6 +48,9 @@ _EVENT_FAULTS: Final = (
     "invalid_socket_id",
     "invalid_info",
     "idempotency_conflict",
+    "no_history",
+    "channel_ended",
+    "too_many_histories",
     "daily_limit_exceeded",
 )
 _TERMINATE: Final = About("Close all connections of a signed-in user.", Empty, body=Empty)
@@ -159,6 +164,30 @@ def routes_of(
                     ClearedResponse,
                     faults=("invalid_channel",),
                 ),
+            ),
+            Route(
+                "GET",
+                channels + "/{channel}/stream",
+                "stream",
+                allow_stream,
+                scope="read",
+                cross_origin=True,
+                about=About(
+                    "Read a channel with history: what is stored, and what comes, by the Durable Streams protocol 1.0 "
+                    "or as server-sent events.",
+                    Messages,
+                    query=("stream_offset", "stream_live", "stream_cursor", "stream_only", "stream_token"),
+                    faults=("bad_request", "invalid_channel", "no_history", "offset_gone", "too_many_connections"),
+                ),
+            ),
+            Route(
+                "OPTIONS",
+                channels + "/{channel}/stream",
+                "stream_preflight",
+                api.preflight_read,
+                Access.OPEN,
+                cross_origin=True,
+                about=About("Preflight of browsers (CORS).", None, success=204),
             ),
             Route(
                 "GET",

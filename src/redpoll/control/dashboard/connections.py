@@ -30,6 +30,8 @@ class Found(NamedTuple):
     rows: list[dict[str, Any]]
     total: int
     fault: str = ""
+    # Clients that read over HTTP, which aren't in the list.
+    readers: int = 0
 
 
 class ConnectionPages:
@@ -54,7 +56,9 @@ class ConnectionPages:
             return Found([], 0, str(error))
         rows = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
         rows.sort(key=lambda row: row["since"], reverse=True)
-        return Found(rows[:limit], sum(page["total"] for page in pages.values()))
+        # A worker of an earlier version doesn't say how many read over HTTP.
+        readers = sum(page.get("readers", 0) for page in pages.values())
+        return Found(rows[:limit], sum(page["total"] for page in pages.values()), readers=readers)
 
     async def show(self, visit: Visit) -> Response:
         """GET …/connections; `find`, `channel`."""

@@ -64,6 +64,7 @@ class Overview:
                 name: worker.get("redis_connection_state", "") for name, worker in sorted(workers.items())
             },
             "connections": total("connections"),
+            "readers": total("stream_readers"),
             "channels": total("channels"),
             "subscriptions": total("subscriptions"),
             "users": total("users"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["allowed_to_read", "preflight"]
 
 _VARY: Final = b"Vary: Origin\r\n"
-_PREFLIGHT: Final = b"Access-Control-Allow-Methods: POST\r\nAccess-Control-Max-Age: 600\r\n"
+_PREFLIGHT: Final = b"Access-Control-Allow-Methods: %b\r\nAccess-Control-Max-Age: 600\r\n"
 _EXPOSED: Final = b"Access-Control-Expose-Headers: X-Service-Trace-Id\r\n"
 
 
@@ -27,11 +27,11 @@ def allowed_to_read(origin: str | None, app: App | None) -> bytes:
     return header_line("Access-Control-Allow-Origin", origin) + _EXPOSED + _VARY
 
 
-def preflight(headers: bytes, wanted: str) -> Response:
+def preflight(headers: bytes, wanted: str, methods: bytes = b"POST") -> Response:
     """The answer to a browser's OPTIONS. `headers` are those of `allowed_to_read`; `wanted` is the value of
     Access-Control-Request-Headers."""
     if b"Access-Control-Allow-Origin" in headers:
-        headers += _PREFLIGHT
+        headers += _PREFLIGHT % methods
         if wanted and wanted.isascii():
             headers += header_line("Access-Control-Allow-Headers", wanted)
     return Response(204, b"", headers)

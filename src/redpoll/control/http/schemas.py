@@ -96,6 +96,10 @@ class Message(StoredMessage, gc=False, frozen=True):
     """A stored message. `offset` increases from message to message, with gaps. `time_ms` is Unix time."""
 
 
+# The messages of a stream, as a catch-up answers them.
+Messages = list[Message]
+
+
 class HistoryResponse(msgspec.Struct, gc=False):
     """Messages of a channel. `epoch` changes when the history is lost or cleared, and is "" if there is none. `next` is
     the `cursor` of the following messages, null if there are none."""

@@ -37,12 +37,13 @@ _TYPE: Final = header_line("Content-Type", CONTENT_TYPE_LATEST)
 class Family(NamedTuple):
     """The metric that shows a counter. A name that ends in `_total` is a counter, any other a gauge.
 
-    `reason`: the value of the label `reason`, if several counters share one metric.
+    `reason`: the value of the label `label`, if several counters share one metric.
     """
 
     name: str
     help: str
     reason: str = ""
+    label: str = "reason"
 
 
 def _family(name: str, help: str) -> tuple[str, Family]:
@@ -54,6 +55,7 @@ _ATTEMPTS: Final = "Attempts to deliver to webhooks, by outcome."
 _MAX_APPS: Final = 100
 
 _REFUSED: Final = "HTTP requests and connections refused with 503, by the limit that was reached."
+_READS: Final = "Requests to read a channel that were allowed, by how they wait for messages."
 _DROPPED: Final = "Connections that the server closed, by reason."
 
 # Every counter, by the name under which a process reports it.
@@ -82,6 +84,12 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("address_subscribes_limited_total", "Subscribes refused because of subscribes_per_second_per_address."),
         _family("channels", "Channels with subscribers on this worker."),
         _family("subscriptions", "Subscriptions on this worker."),
+        _family("stream_readers", "Clients that read a channel live over HTTP: streams and long polls."),
+        _family("stream_channels", "Channels that are read over HTTP, or were in the last seconds."),
+        ("stream_no_total", Family("redpoll_stream_requests_total", _READS, "catch-up", "live")),
+        ("stream_long_poll_total", Family("redpoll_stream_requests_total", _READS, "long-poll", "live")),
+        ("stream_sse_total", Family("redpoll_stream_requests_total", _READS, "sse", "live")),
+        ("stream_event_source_total", Family("redpoll_stream_requests_total", _READS, "event-source", "live")),
         _family("rewinds_total", "Replays of a channel's history that were started."),
         _family("replayed_total", "Messages sent in replays."),
         _family("join_passed_total", "Events that a rule should join, and whose data has no text at its path."),
@@ -218,7 +226,7 @@ class _Snapshot:
                 if row is None:
                     # From a worker of another version.
                     continue
-                labels = {"worker": worker, "reason": row.reason} if row.reason else {"worker": worker}
+                labels = {"worker": worker, row.label: row.reason} if row.reason else {"worker": worker}
                 family = families.get(row.name)
                 if family is None:
                     kind = CounterMetricFamily if row.name.endswith("_total") else GaugeMetricFamily
@@ -243,7 +251,9 @@ class _Snapshot:
         connections: Counter[str] = Counter()
         client_events: Counter[str] = Counter()
         sent: Counter[str] = Counter()
+        readers: Counter[str] = Counter()
         for counters in self._counters.values():
+            readers.update(counters.get("readers_by_app", {}))
             # Workers of an earlier version report two figures only.
             for app_id, (count, events, *written) in counters.get("by_app", {}).items():
                 connections[app_id] += count
@@ -251,6 +261,7 @@ class _Snapshot:
                 sent[app_id] += sum(written)
         published = Counter(self._published)
         busiest = [app_id for app_id, _ in connections.most_common(_MAX_APPS)]
+        busiest += [app_id for app_id, _ in readers.most_common(_MAX_APPS) if app_id not in connections]
         busiest += [app_id for app_id, _ in published.most_common(_MAX_APPS) if app_id not in connections]
         families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
@@ -259,9 +270,10 @@ class _Snapshot:
                 "redpoll_app_events_sent_total", "Events sent to clients, counted per socket.", labels=["app"]
             ),
             CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
+            GaugeMetricFamily("redpoll_app_stream_readers", "Clients that read live over HTTP.", labels=["app"]),
         )
-        for app_id in busiest[:_MAX_APPS]:
-            for family, counts in zip(families, (connections, client_events, sent, published), strict=True):
+        for app_id in list(dict.fromkeys(busiest))[:_MAX_APPS]:
+            for family, counts in zip(families, (connections, client_events, sent, published, readers), strict=True):
                 family.add_metric([app_id], counts[app_id])
         return families
 

@@ -16,18 +16,20 @@ from typing import Any, Protocol
 
 from redpoll._publish import Call, Commands
 from redpoll.cluster.bus import Bus, Unavailable
+from redpoll.cluster.publish_call import PublishRefused
 from redpoll.cluster.redis.link import Done
+from redpoll.protocol.errors import ApiError
 
 __all__ = ["Publisher", "Waiting"]
 
-# Takes None, or why the events are not confirmed.
-Published = Callable[[Unavailable | None], None]
+# Takes None, or why the events are not confirmed; ApiError: Redis refused some of them.
+Published = Callable[[Unavailable | ApiError | None], None]
 
 
 class _Awaited:
     """The replies that one call waits for: called with each, it calls `published` after the last or the first error."""
 
-    __slots__ = ("app_id", "left", "published", "publisher", "size")
+    __slots__ = ("app_id", "left", "published", "publisher", "refusal", "size")
 
     def __init__(self, publisher: Publisher, app_id: str, size: int, replies: int, published: Published) -> None:
         self.publisher = publisher
@@ -35,6 +37,7 @@ class _Awaited:
         self.size = size
         self.left = replies
         self.published = published
+        self.refusal: ApiError | None = None
 
     @property
     def over(self) -> bool:
@@ -45,7 +48,11 @@ class _Awaited:
         # Replies come late, too: 0 is left after the deadline.
         if not self.left:
             return
-        if isinstance(reply, Exception):
+        if isinstance(reply, PublishRefused):
+            # The events on other channels are published, and the answer waits for them.
+            others = f" ({self.size - 1} other events of this request are not affected)" if self.size > 1 else ""
+            self.refusal = ApiError(reply.code, f"{reply}{others}")
+        elif isinstance(reply, Exception):
             self.left = 0
             self.publisher.count(self.app_id, self.size, is_confirmed=False)
             self.published(Unavailable(str(reply)))
@@ -53,7 +60,7 @@ class _Awaited:
         self.left -= 1
         if not self.left:
             self.publisher.count(self.app_id, self.size, is_confirmed=True)
-            self.published(None)
+            self.published(self.refusal)
 
     def of_each(self) -> Sequence[Done]:
         return [self] * self.size
@@ -72,7 +79,7 @@ class Waiting(Protocol):
     def expire(self, error: Exception) -> None: ...
 
 
-def _settle(future: asyncio.Future[None], fault: Unavailable | None) -> None:
+def _settle(future: asyncio.Future[None], fault: Unavailable | ApiError | None) -> None:
     if future.done():
         return
     if fault is None:
@@ -193,7 +200,8 @@ class Publisher:
             self._timer = loop.call_later(self._confirm_s, self._expire)
 
     async def publish_all(self, call: Call, trace: str | None, once: str | None = None) -> None:
-        """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable."""
+        """As `publish`, but waits until publishes are taken and for the confirmation. Raises Unavailable, and ApiError
+        if Redis refused some of the events."""
         if not call.count:
             return
         if not self.open and not self._is_open_for(call):

@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.publish_call import PublishRefused
 from redpoll.cluster.quota import Quota, Spent
 from redpoll.cluster.traces import new_trace_id
 from redpoll.protocol.effects import Effect, Publish
@@ -72,7 +73,9 @@ class ClientEvents:
     def _published(
         self, connection: Connection, publish: Publish, trace: str | None, sampled: bool, reply: object
     ) -> None:
-        if isinstance(reply, Exception):
+        if isinstance(reply, PublishRefused):
+            self._rejected(connection, str(reply))
+        elif isinstance(reply, Exception):
             self._rejected(connection, "the server has lost its connection to Redis; send it again")
         elif trace is not None:
             session = connection.session

@@ -382,6 +382,10 @@ class Hub:
         if joined.traces or joined.replaced:
             self.tracing.joined(joined, app_id, channel, audience, sockets)
 
+    def sent(self, app_id: str, count: int) -> None:
+        """Events were sent to clients of this app, counted per client."""
+        self.events_sent[app_id] = self.events_sent.get(app_id, 0) + count
+
     def console(self, local_channel: LocalChannel, payload: bytes) -> None:
         # `c <channel>`, a line feed, then that channel's event (cluster/README.md "Topics and envelopes").
         head, _, envelope = payload.partition(b"\n")

@@ -39,6 +39,7 @@ from redpoll.worker.ingress.http_requests import HttpRequests
 from redpoll.worker.ingress.socket_ids import SocketIds
 from redpoll.worker.ingress.strangers import Strangers
 from redpoll.worker.ingress.tls import give_memory_back
+from redpoll.worker.streams.streams import Streams
 from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["Gate"]
@@ -96,6 +97,8 @@ class Gate:
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self._limit_addresses(settings)
         self.strangers = Strangers(settings.max_pending_per_address, self._trusted)
+        proxied = settings.proxy_protocol
+        self.streams = Streams(hub, directory.by_id, self.addresses, life, ready, named_by_proxy=proxied)
         self.http = HttpRequests(
             settings,
             janitor,
@@ -105,6 +108,7 @@ class Gate:
             self.strangers,
             Credentials(directory.by_id),
             local,
+            self.streams,
         )
         self.debugging = hub.debugging
         self.refusals = Refusals()

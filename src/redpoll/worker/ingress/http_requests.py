@@ -16,25 +16,28 @@ from redpoll.config.proxies import TrustedProxies
 from redpoll.http.connection import CONTINUE_LINE, State
 from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response, upgrade_wanted
 from redpoll.http.head import FieldTable
-from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, pack_fields
+from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, STREAM, pack_fields
 from redpoll.http.reader import Fault, ParsedRequest, Phase
 from redpoll.http.server import HttpServer
 from redpoll.worker.hub.connection import Connection
-from redpoll.worker.ingress.control_link import ControlLink
-from redpoll.worker.ingress.held_requests import LATER, HoldingConnection, LocalRequests
+from redpoll.worker.ingress.control_link import ControlLink, Requester
+from redpoll.worker.ingress.held_requests import LATER, LocalRequests
+from redpoll.worker.ingress.stream_requests import ReadingConnection
+from redpoll.worker.streams.asked import READ_FIELDS, asked_of
 
 if TYPE_CHECKING:
     from redpoll.config.config import Settings
     from redpoll.loop.writable import WritableSignal
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers
+    from redpoll.worker.streams.streams import Streams
     from redpoll.worker.timers.janitor import Janitor
 
 __all__ = ["FORWARDED_PROTO", "TABLE", "HttpRequests", "PublicConnection", "packed_fields"]
 
-# X-Forwarded-Proto is read for requests that the worker answers; control doesn't get it.
-TABLE: Final = FieldTable((*FIELDS, "X-Forwarded-Proto"))
-FORWARDED_PROTO: Final = len(FIELDS)
+# X-Forwarded-Proto, and what readers of streams send, is for the worker; control doesn't get it.
+TABLE: Final = FieldTable(READ_FIELDS)
+FORWARDED_PROTO: Final = READ_FIELDS.index("X-Forwarded-Proto")
 _KINDS: Final = FieldTable(FIELDS).kinds
 # A body announced as no larger than this is read without asking control.
 _MAX_UNASKED_BODY_BYTES: Final = 16 * 1024
@@ -50,7 +53,7 @@ _SPARED_S: Final = 10.0
 _MAX_REMEMBERED_BYTES: Final = 128
 
 
-class PublicConnection(HoldingConnection):
+class PublicConnection(ReadingConnection):
     """A connection of the public port. It is a stranger's (strangers.py) while it isn't `authenticated`.
 
     A whole request of the usual shape becomes its message in one step, in C, also if its body comes after its head;
@@ -165,11 +168,18 @@ class PublicConnection(HoldingConnection):
         elif request.target in ALIVE and request.method in (b"GET", b"HEAD"):
             answer = alive_response(request.target)
         else:
+            asked = asked_of(request)
+            if asked is not None:
+                request = asked.request
             refusal = http.refusal(self, request)
             if refusal is None:
                 self._sent_flags, self._sent_method = request.flags, request.method
                 self.state = _ANSWER
-                self._number = http.send(self, request)
+                if asked is None:
+                    self._number = http.send(self, request)
+                else:
+                    reader = self.read_channel(asked, request, http.streams)
+                    self._number = http.send(self, request, reader, STREAM)
                 return
             answer = refusal
         if request.method == b"HEAD":
@@ -272,10 +282,12 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         strangers: Strangers,
         credentials: Credentials,
         local: LocalRequests,
+        streams: Streams,
     ) -> None:
         super().__init__(TABLE, ("connections", "requests", "bodies", "address"))
         self.strangers = strangers
         self.local = local
+        self.streams = streams
         self.link = ControlLink(path)
         self.max_requests = MAX_REQUESTS
         self._writable_signal = writable_signal
@@ -285,6 +297,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         # Bounded: clients choose what is in a header, and how long it is.
         self._remembered = lru_cache(maxsize=4096)(self._client_behind)
         self._janitor = janitor
+        streams.serve_by(self.when_read, self.wait)
 
     @property
     def max_strange_requests(self) -> int:
@@ -369,12 +382,16 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
     def error(self, fault: Fault) -> bytes:
         return error_response(*fault, "Retry-After: 1\r\n" if fault.status == 503 else "")
 
-    def send(self, http: PublicConnection, request: ParsedRequest) -> int:
-        """Send a request to control. Returns its number."""
+    def send(
+        self, http: PublicConnection, request: ParsedRequest, requester: Requester | None = None, more_flags: int = 0
+    ) -> int:
+        """Send a request to control, with more flags. The connection gets the answer, or `requester`. Returns its
+        number."""
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode("ascii", "replace")
         packed = packed_fields(fields) if fields else b""
-        return self.link.send(http, flags, method, client, target, packed, body, announced, refusal)
+        flags |= more_flags
+        return self.link.send(requester or http, flags, method, client, target, packed, body, announced, refusal)
 
     def refusal(self, http: PublicConnection, request: ParsedRequest) -> bytes | None:
         """The response to a request that can't be sent to control now; None: it can be sent."""
@@ -425,4 +442,4 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
 def packed_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
     """The fields that control reads."""
-    return pack_fields(field for field in fields if field[0] != FORWARDED_PROTO)
+    return pack_fields(field for field in fields if field[0] < len(FIELDS))

@@ -1,0 +1,1 @@
+"""Clients that read a channel over HTTP. See README.md."""

@@ -1,0 +1,140 @@
+"""What a reader gets: messages as JSON or as server-sent events, with the position after them.
+
+Knows nothing of connections. A `Form` says how a stream of events is written; its readers share what is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from redpoll import _frame
+from redpoll.protocol.history import StoredMessage
+from redpoll.protocol.streams import Live, Reading, cursor_at, token_of
+
+__all__ = ["KEEP_ALIVE", "Batch", "Form", "Message", "as_json", "form_of", "message_of"]
+
+_encode: Final = msgspec.json.Encoder().encode
+# A comment: proxies and clients see that the connection is alive.
+KEEP_ALIVE: Final = b":\n\n"
+# EventSource reconnects after this time, instead of the browser's 3 to 5 s: streams end once a minute.
+_RETRY: Final = b"retry: 1000\n\n"
+# The event after which an EventSource is to be closed. Names that begin so can't be published.
+_ENDED_EVENT: Final = "pusher:end"
+_LINE_BREAK: Final = re.compile(rb"\r\n|\r|\n")
+
+
+class Message(NamedTuple):
+    """A stored message; `prev` is the offset of the one before it. `event` and `data` are UTF-8."""
+
+    offset: int
+    prev: int
+    event: bytes
+    data: bytes
+
+
+class Batch(NamedTuple):
+    """Messages of one epoch, oldest first, and what is known after them: the reader's position `offset`; `up_to_date`:
+    the last stored message is among them or before them; `ended`: no further one will come."""
+
+    epoch: str
+    messages: Sequence[Message]
+    offset: int
+    up_to_date: bool
+    ended: bool = False
+
+
+class Form(NamedTuple):
+    """How a stream of events is written. `chunked`: in chunks of HTTP/1.1. Cursors are `least_cursor` or greater."""
+
+    live: Live
+    data_only: bool
+    chunked: bool
+    least_cursor: int = 0
+
+    def opening(self) -> bytes:
+        """What comes before the first event."""
+        return self._chunk(_RETRY) if self.live is Live.EVENT_SOURCE else b""
+
+    def written(self, batch: Batch, now_s: float) -> bytes:
+        """A batch at Unix time `now_s`. It may be empty: then a `control` event tells the position."""
+        if self.live is Live.EVENT_SOURCE:
+            return self._chunk(_events_of(batch))
+        data = b""
+        if batch.messages:
+            data = b"event: data\ndata:%b\n\n" % as_json(batch.messages, self.data_only)
+        return self._chunk(b"%bevent: control\ndata:%b\n\n" % (data, self._control(batch, now_s)))
+
+    def keep_alive(self) -> bytes:
+        return self._chunk(KEEP_ALIVE)
+
+    def closing(self) -> bytes:
+        """The end of the response."""
+        return b"0\r\n\r\n" if self.chunked else b""
+
+    def _control(self, batch: Batch, now_s: float) -> bytes:
+        control: dict[str, str | bool] = {"streamNextOffset": token_of(batch.epoch, batch.offset)}
+        if not batch.ended:
+            control["streamCursor"] = str(max(self.least_cursor, cursor_at(now_s, None)))
+        if batch.up_to_date:
+            control["upToDate"] = True
+        if batch.ended:
+            control["streamClosed"] = True
+        return _encode(control)
+
+    def _chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked and data else data
+
+
+def form_of(reading: Reading, chunked: bool, now_s: float) -> Form:
+    """The form of a reader's stream. A client whose cursor isn't behind gets greater ones (section 10.1)."""
+    least = 0
+    if reading.live is Live.SSE and reading.cursor is not None and reading.cursor >= cursor_at(now_s, None):
+        least = cursor_at(now_s, reading.cursor)
+    return Form(reading.live, reading.data_only, chunked, least)
+
+
+def message_of(payload: bytes) -> Message:
+    """The message of an EVENT envelope (cluster/envelopes.py)."""
+    offset, prev, *_, event, data = _frame.envelope(payload)
+    return Message(offset, prev, event, data)
+
+
+def as_json(messages: Iterable[Message], data_only: bool) -> bytes:
+    """A JSON array, without line breaks. Each item is as in the history of the HTTP API; with `data_only` it is the
+    data: as it is if it is JSON, else as a string."""
+    if data_only:
+        items = [_data_of(message) for message in messages]
+    else:
+        items = [
+            _encode(
+                StoredMessage(message.offset, message.event.decode(), message.data.decode(), message.offset // 1000)
+            )
+            for message in messages
+        ]
+    return b"[%b]" % b",".join(items)
+
+
+def _data_of(message: Message) -> bytes:
+    try:
+        return msgspec.json.format(message.data, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return _encode(message.data.decode())
+
+
+def _events_of(batch: Batch) -> bytes:
+    pieces = [_event_of(message, token_of(batch.epoch, message.offset)) for message in batch.messages]
+    if batch.ended:
+        pieces.append(b"event: %b\ndata: {}\n\n" % _ENDED_EVENT.encode())
+    return b"".join(pieces)
+
+
+def _event_of(message: Message, token: str) -> bytes:
+    """A field is one line: a line break in a name becomes a space, and data with several lines has several fields,
+    which the client joins."""
+    name = _LINE_BREAK.sub(b" ", message.event)
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_BREAK.split(message.data))
+    return b"id: %b\nevent: %b\n%b\n" % (token.encode(), name, lines)

@@ -1,0 +1,185 @@
+"""All readers of a worker's channels: where they begin, how many there are, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from redpoll.loop.slices import Slices
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.streams import Live
+from redpoll.worker.streams.reader import Reader
+from redpoll.worker.streams.tail import Follower, Tail
+
+if TYPE_CHECKING:
+    from redpoll.cluster.lifecycle import Life
+    from redpoll.protocol.apps import App
+    from redpoll.worker.hub.addresses import Addresses
+    from redpoll.worker.hub.hub import Hub
+
+__all__ = ["Streams"]
+
+# A stream ends after about this time (section 10.2 of the protocol). The times differ, so that the clients of a busy
+# channel don't all come again at once.
+STREAM_S: Final = 60.0
+_SPREAD: Final = 0.15
+# A long poll without a message is answered after this time.
+POLL_S: Final = 15.0
+# A tail without readers stays for those who come again.
+_LINGER_S: Final = 10.0
+_TICK_S: Final = 5.0
+# On streams without events something is written this often, in ticks.
+_KEEP_ALIVE_TICKS: Final = 3
+_DRAIN_STEP_S: Final = 0.05
+# Bounds what lingers.
+_MAX_IDLE_TAILS: Final = 1_000
+
+
+class Streams:
+    """`apps`: those of the directory, by id; not a copy. `named_by_proxy` and `addresses`: as Addresses.enter.
+    `ready()`: Redis is connected. Call `serve_by` first."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        apps: Mapping[str, App],
+        addresses: Addresses,
+        life: Life,
+        ready: Callable[[], bool],
+        *,
+        named_by_proxy: bool,
+    ) -> None:
+        self.apps = apps
+        self.admission = hub.admission
+        self.addresses = addresses
+        self.named_by_proxy = named_by_proxy
+        self.history = hub.registry.history
+        # Requests that control allowed, by how they read, since the start.
+        self.requests: dict[Live, int] = dict.fromkeys(Live, 0)
+        self._listening = hub.registry.listening
+        self._flusher = hub.flusher
+        self._sent = hub.sent
+        self._life = life
+        self._ready = ready
+        self._tails: dict[tuple[str, str], Tail] = {}
+        self._readers: dict[Reader, str] = {}
+        self._by_app: Counter[str] = Counter()
+        self._ending: deque[Follower] = deque()
+        self._slices = Slices(self._end_one)
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self.when_read: Callable[[Any, Callable[[], None]], None]
+        self.wait: Callable[[Any, float], None]
+
+    def serve_by(
+        self, when_read: Callable[[Any, Callable[[], None]], None], wait: Callable[[Any, float], None]
+    ) -> None:
+        """The connections' server, which needs this first: `when_read` and `wait` are those of HttpServer."""
+        self.when_read, self.wait = when_read, wait
+
+    def __len__(self) -> int:
+        """How many clients read live."""
+        return len(self._readers)
+
+    @property
+    def by_app(self) -> Mapping[str, int]:
+        """The clients that read live, by app id."""
+        return self._by_app
+
+    def count(self, app_id: str, channel: str = "") -> int:
+        """The clients that read live, of an app ("" for all) or of one of its channels."""
+        if channel:
+            tail = self._tails.get((app_id, channel))
+            return 0 if tail is None else len(tail.readers)
+        return self._by_app.get(app_id, 0) if app_id else len(self._readers)
+
+    @property
+    def tails(self) -> int:
+        """How many channels are read, or were a moment ago."""
+        return len(self._tails)
+
+    # -- readers -------------------------------------------------------------------------------------------
+
+    def check_admits(self) -> None:
+        """Raises ApiError `unavailable` while this worker admits no clients."""
+        if not self._life.admits or not self._ready():
+            raise ApiError("unavailable", "this server isn't ready, or is draining; send the request again")
+
+    def entered(self, reader: Reader, app_id: str) -> None:
+        """A client reads live from now on: its time begins."""
+        self._readers[reader] = app_id
+        self._by_app[app_id] += 1
+        stream_s = STREAM_S * random.uniform(1 - _SPREAD, 1)
+        self.wait(reader.stream, stream_s if reader.live.is_stream else POLL_S)
+
+    def left(self, reader: Reader) -> None:
+        """The reader is over. Idempotent."""
+        app_id = self._readers.pop(reader, None)
+        if app_id is not None:
+            self._by_app[app_id] -= 1
+            if not self._by_app[app_id]:
+                del self._by_app[app_id]
+
+    def tail_of(self, app_id: str, channel: str) -> Tail:
+        """The tail of a channel, which hears its topic from now on."""
+        tail = self._tails.get((app_id, channel))
+        if tail is None:
+            topic = self._listening.topic(app_id, channel)
+            tail = Tail(app_id, channel, topic, self.history, self._flusher, self._sent, self._dismiss)
+            self._tails[app_id, channel] = tail
+            self._listening.add(tail)
+            self._start_timer()
+        return tail
+
+    # -- ends ----------------------------------------------------------------------------------------------
+
+    def _dismiss(self, reader: Follower) -> None:
+        self._ending.append(reader)
+        self._slices.start()
+
+    def _end_one(self) -> bool:
+        if self._ending:
+            self._ending.popleft().dismiss()
+        return bool(self._ending)
+
+    async def drain(self, within_s: float) -> None:
+        """End all streams and long polls, evenly over this time: their clients read on elsewhere."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        readers = deque(self._readers)
+        while readers:
+            left_s = until - loop.time()
+            for _ in range(max(1, round(len(readers) * _DRAIN_STEP_S / left_s)) if left_s > 0 else len(readers)):
+                if readers:
+                    readers.popleft().close()
+            if readers:
+                await asyncio.sleep(_DRAIN_STEP_S)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._ticks += 1
+        now = asyncio.get_running_loop().time()
+        idle = [tail for tail in self._tails.values() if not tail.readers]
+        for at, tail in enumerate(idle):
+            if now - tail.idle_since >= _LINGER_S or at >= _MAX_IDLE_TAILS:
+                self._listening.remove(tail)
+                del self._tails[tail.app_id, tail.channel]
+        if self._ticks % _KEEP_ALIVE_TICKS == 0:
+            for tail in self._tails.values():
+                tail.keep_alive()
+        if self._tails:
+            self._start_timer()

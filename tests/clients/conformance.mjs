@@ -1,0 +1,38 @@
+// Runs tests of @durable-streams/server-conformance-tests against a server: `node conformance.mjs URL`. Their names come as
+// a JSON list on standard input; without one, all names are printed. Prints a line of JSON for each test.
+
+import { runConformanceTests } from "@durable-streams/server-conformance-tests";
+import { collected } from "vitest";
+
+const AT_ONCE = 8;
+const TIMEOUT_MS = 60_000;
+
+runConformanceTests({ baseUrl: process.argv[2], longPollTimeoutMs: 30_000 });
+let input = "";
+for await (const part of process.stdin) input += part;
+const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
+
+async function outcome(test) {
+  let timer;
+  const late = new Promise((_, reject) => { timer = setTimeout(() => reject(new Error("timeout")), TIMEOUT_MS); });
+  try {
+    await Promise.race([test.run(), late]);
+    return { name: test.name, ok: true };
+  } catch (error) {
+    return { name: test.name, ok: false, error: String(error?.stack ?? error) };
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+if (input.trim()) {
+  const wanted = new Set(JSON.parse(input));
+  const left = collected.filter((test) => wanted.has(test.name));
+  await Promise.all(Array.from({ length: AT_ONCE }, async () => {
+    while (left.length) say(await outcome(left.shift()));
+  }));
+} else {
+  for (const test of collected) say({ name: test.name });
+}
+// Connections that tests left open would keep it running. What was said leaves first.
+process.stdout.write("", () => process.exit(0));

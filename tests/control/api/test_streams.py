@@ -1,0 +1,53 @@
+"""What workers learn about a caller who wants to read a channel. tests/worker/streams has the readers themselves."""
+
+import pytest
+
+from redpoll.http.messages import AUTHENTICATED, STREAM
+from redpoll.protocol.apps import HistoryRule
+
+STREAMED = "/apps/3/channels/{}/stream"
+
+
+@pytest.fixture
+async def token(plane) -> str:
+    """A token to read; the app keeps messages of `kept-…`."""
+    await plane.records.add_history_rule("3", HistoryRule(id="", name="kept-", prefix=True, keep=10, seconds=60))
+    _, plain = await plane.records.create_token("3", "t", ("read",), None)
+    return plain
+
+
+async def ask(workers_request, token: str, channel: str, flags: int = STREAM, method: str = "GET"):
+    fields = {"Authorization": f"Bearer {token}", "Origin": "https://a.example"}
+    workers_request.send(method, STREAMED.format(channel), fields=fields, flags=flags)
+    return await workers_request.next()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_worker_learns_which_channel_may_be_read(workers_request, token, method):
+    answer = await ask(workers_request, token, "kept-a%3Db", method=method)
+    head = answer.response.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert head[0] == b"HTTP/1.1 200 OK"
+    assert {b"X-Stream-App: 3", b"X-Stream-Channel: kept-a=b"} <= set(head)
+    assert b"Access-Control-Allow-Origin: https://a.example" in head
+    assert answer.flags & AUTHENTICATED
+
+
+async def test_channel_without_history_is_refused(workers_request, token):
+    answer = await ask(workers_request, token, "other")
+    assert answer.response.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"no_history"' in answer.response
+
+
+async def test_invalid_name_is_refused(workers_request, token):
+    assert b'"code":"invalid_channel"' in (await ask(workers_request, token, "kept-%20")).response
+
+
+async def test_wrong_token_is_refused(workers_request, token):
+    answer = await ask(workers_request, token + "x", "kept-a")
+    assert answer.response.startswith(b"HTTP/1.1 401 ")
+    assert not answer.flags & AUTHENTICATED
+
+
+async def test_only_workers_that_stream_are_answered(workers_request, token):
+    """A path that a worker doesn't recognise, such as one with %2f, must not show what is for workers."""
+    assert b'"code":"not_found"' in (await ask(workers_request, token, "kept-a", flags=0)).response

@@ -1,0 +1,350 @@
+"""Clients that read a channel over HTTP from a whole server."""
+
+import asyncio
+import json
+
+import pytest
+
+from reading import EVENTS, Reading, keep, read_token
+from server import Server
+from wire import Api, connect_patiently
+
+CHANNELS = iter(f"kept-{n}" for n in range(10_000))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Two workers; the app keeps 1,000 messages of `kept-…`, and 2 of `short-…`."""
+    with Server(workers=2) as running:
+        keep(running, "kept-")
+        keep(running, "short-", keep=2)
+        keep(running, "private-encrypted-kept-")
+        running.token = read_token(running)
+        yield running
+
+
+@pytest.fixture
+async def api(server):
+    async with Api(server) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def reading(server):
+    async with Reading(server, server.token) as opened:
+        yield opened
+
+
+@pytest.fixture
+def channel() -> str:
+    return next(CHANNELS)
+
+
+async def publish(api, channel: str, *data: str, **more) -> None:
+    for each in data:
+        await api.publish(channel, "n", each, **more)
+
+
+async def test_catch_up_has_what_is_stored_and_where_it_goes_on(reading, api, channel):
+    await publish(api, channel, "1", "2")
+    first = await reading.ask(channel)
+    assert [(message["event"], message["data"]) for message in first.body] == [("n", "1"), ("n", "2")]
+    assert first.headers["Stream-Up-To-Date"] == "true"
+    assert "Stream-Closed" not in first.headers
+    # As the history of the API has them.
+    assert first.body == (await api.get(f"/channels/{channel}/history"))["messages"]
+    assert (await reading.ask(channel, offset="-1")).body == first.body
+    await publish(api, channel, "3")
+    rest = await reading.ask(channel, offset=first.next)
+    assert rest.data == ["3"]
+    assert rest.next > first.next
+    assert (await reading.ask(channel, offset=rest.next)).body == []
+
+
+async def test_long_history_comes_in_several_answers(reading, api, channel):
+    sizes = [str(n) * 9_000 for n in range(9)]
+    for _ in range(8):
+        await publish(api, channel, *sizes)
+    found, offset, answers = [], "-1", 0
+    while True:
+        answer = await reading.ask(channel, offset=offset)
+        found += answer.data
+        answers += 1
+        offset = answer.next
+        if "Stream-Up-To-Date" in answer.headers:
+            break
+    assert found == sizes * 8
+    assert answers > 1
+
+
+async def test_empty_history_has_a_position_from_which_nothing_is_missed(reading, api, channel):
+    empty = await reading.ask(channel)
+    assert (empty.status, empty.body) == (200, [])
+    assert (await reading.ask(channel, "HEAD")).next == empty.next
+    await publish(api, channel, "1")
+    assert (await reading.ask(channel, offset=empty.next)).data == ["1"]
+
+
+async def test_head_and_now_name_the_end(reading, api, channel):
+    await publish(api, channel, "1")
+    end = (await reading.ask(channel)).next
+    head = await reading.ask(channel, "HEAD")
+    assert (head.status, head.body, head.next) == (200, None, end)
+    now = await reading.ask(channel, offset="now")
+    assert (now.body, now.next, "ETag" in now.headers) == ([], end, False)
+
+
+async def test_known_answer_is_304_until_something_changes(reading, api, channel):
+    await publish(api, channel, "1")
+    tag = {"If-None-Match": (await reading.ask(channel)).headers["ETag"]}
+    known = await reading.ask(channel, headers=tag)
+    assert (known.status, known.body) == (304, None)
+    await publish(api, channel, "2", end=True)
+    changed = await reading.ask(channel, headers=tag)
+    assert (changed.status, changed.headers["Stream-Closed"]) == (200, "true")
+
+
+async def test_position_that_is_no_longer_stored_is_410(reading, api):
+    await publish(api, "short-1", "1")
+    first = await reading.ask("short-1")
+    await publish(api, "short-1", "2", "3")
+    assert (await reading.ask("short-1", offset=first.next)).data == ["2", "3"]
+    await publish(api, "short-1", "4")
+    gone = await reading.ask("short-1", offset=first.next)
+    assert (gone.status, gone.body["code"]) == (410, "offset_gone")
+    assert gone.body["trace_id"] == gone.headers["X-Service-Trace-Id"]
+    # From the beginning it is what is stored.
+    assert (await reading.ask("short-1")).data == ["3", "4"]
+
+
+async def test_position_of_a_cleared_history_is_410(reading, api, channel):
+    await publish(api, channel, "1")
+    before = await reading.ask(channel)
+    assert (await api.ask("DELETE", f"/channels/{channel}/history"))[0] == 200
+    for live in ({}, {"live": "long-poll"}, {"live": "sse"}):
+        assert (await reading.ask(channel, offset=before.next, **live)).status == 410
+    assert (await reading.ask(channel, headers={**EVENTS, "Last-Event-ID": before.next})).status == 410
+    assert (await reading.ask(channel)).body == []
+
+
+async def test_streams_end_when_the_history_is_cleared(reading, api, channel):
+    await publish(api, channel, "1")
+    async with reading.stream(channel, offset="-1") as stream:
+        assert [message["data"] for message in await stream.messages(1)] == ["1"]
+        assert (await api.ask("DELETE", f"/channels/{channel}/history"))[0] == 200
+        assert await stream.rest() == []
+
+
+async def test_long_poll_waits_for_the_next_message(reading, api, channel):
+    await publish(api, channel, "1")
+    assert (await reading.ask(channel, offset="-1", live="long-poll")).data == ["1"]
+    end = (await reading.ask(channel)).next
+    polls = [asyncio.create_task(reading.ask(channel, offset=end, live="long-poll")) for _ in range(3)]
+    await publish(api, channel, "2")
+    answers = await asyncio.gather(*polls)
+    assert [answer.data for answer in answers] == [["2"]] * 3
+    assert all(answer.headers["Stream-Cursor"].isdecimal() for answer in answers)
+    # The next one begins there.
+    assert (await reading.ask(channel, offset=answers[0].next)).body == []
+
+
+async def test_stream_goes_from_stored_to_live_messages(reading, api, channel):
+    await publish(api, channel, "1", "2")
+    async with reading.stream(channel, offset="-1") as stream:
+        assert [message["data"] for message in await stream.messages(2)] == ["1", "2"]
+        await publish(api, channel, "3")
+        assert [message["data"] for message in await stream.messages(1)] == ["3"]
+        assert stream.response.headers["Content-Type"] == "text/event-stream"
+
+
+async def test_stream_from_now_on_begins_with_its_position(reading, api, channel):
+    await publish(api, channel, "1")
+    async with reading.stream(channel, offset="now") as stream:
+        first = await stream.next()
+        assert first.name == "control"
+        assert first.json["upToDate"] is True
+        assert first.json["streamNextOffset"] == (await reading.ask(channel, "HEAD")).next
+        await publish(api, channel, "2")
+        assert [message["data"] for message in await stream.messages(1)] == ["2"]
+
+
+async def test_stream_of_data_alone(reading, api, channel):
+    await publish(api, channel, '{"a": 1}', "text")
+    assert (await reading.ask(channel, only="data")).body == [{"a": 1}, "text"]
+    async with reading.stream(channel, offset="-1", only="data") as stream:
+        assert await stream.messages(2) == [{"a": 1}, "text"]
+
+
+async def test_event_source_gets_names_data_and_ids(reading, api, channel):
+    await api.publish(channel, "first", "one\ntwo")
+    async with reading.stream(channel, headers=EVENTS) as stream:
+        event = await stream.next()
+        assert (event.name, event.data) == ("first", "one\ntwo")
+        await api.publish(channel, "second", "2")
+        await api.publish(channel, "third", "3")
+        second = await stream.next()
+        assert (second.name, (await stream.next()).name) == ("second", "third")
+    async with reading.stream(channel, headers={**EVENTS, "Last-Event-ID": second.id}, offset="now") as stream:
+        assert (await stream.next()).name == "third"
+
+
+async def test_end_is_told_to_all_readers_and_refuses_further_events(reading, api, channel):
+    await publish(api, channel, "1")
+    position = (await reading.ask(channel)).next
+    async with (
+        reading.stream(channel, offset="-1") as live,
+        reading.stream(channel, headers=EVENTS) as source,
+    ):
+        await live.messages(1)
+        await source.next()
+        await publish(api, channel, "2", end=True)
+        *_, last = await live.rest()
+        assert last.json["streamClosed"] is True
+        assert "streamCursor" not in last.json
+        event, end = await source.rest()
+        assert (event.data, end.name) == ("2", "pusher:end")
+    status, body = await api.ask("POST", "/events", {"name": "n", "channels": [channel], "data": "3"})
+    assert (status, body["code"]) == (409, "channel_ended")
+    closed = await reading.ask(channel, offset=position)
+    assert (closed.data, closed.headers["Stream-Closed"]) == (["2"], "true")
+    poll = await reading.ask(channel, offset=closed.next, live="long-poll")
+    assert (poll.status, poll.headers["Stream-Closed"]) == (204, "true")
+    # An EventSource that reconnects stays away then.
+    again = await reading.ask(channel, headers={**EVENTS, "Last-Event-ID": closed.next})
+    assert (again.status, again.headers["Stream-Closed"]) == (204, "true")
+    assert (await api.ask("DELETE", f"/channels/{channel}/history"))[0] == 200
+    await publish(api, channel, "4")
+    assert "Stream-Closed" not in (await reading.ask(channel)).headers
+
+
+async def test_end_refuses_only_its_own_channel(reading, api, channel):
+    other = f"{channel}-other"
+    await publish(api, channel, "1", end=True)
+    status, body = await api.ask("POST", "/events", {"name": "n", "channels": [channel, other], "data": "2"})
+    assert (status, body["code"]) == (409, "channel_ended")
+    assert (await reading.ask(other)).data == ["2"]
+
+
+async def test_batch_may_end_a_channel(reading, api, channel):
+    items = [{"name": "n", "channel": channel, "data": str(n), "end": n == 1} for n in range(2)]
+    assert await api.ask("POST", "/batch_events", {"batch": items}) == (200, {})
+    answer = await reading.ask(channel)
+    assert (answer.data, answer.headers["Stream-Closed"]) == (["0", "1"], "true")
+
+
+async def test_only_channels_with_history_are_read_and_ended(reading, api):
+    refused = await reading.ask("other")
+    assert (refused.status, refused.body["code"]) == (400, "no_history")
+    status, body = await api.ask("POST", "/events", {"name": "n", "channels": ["other"], "data": "", "end": True})
+    assert (status, body["code"]) == (400, "no_history")
+
+
+async def test_token_must_be_for_reading(server, reading, channel):
+    async with Reading(server, "") as stranger:
+        assert (await stranger.ask(channel)).status == 401
+        assert (await stranger.ask(channel, token="rp_wrong")).status == 401
+    async with Reading(server, read_token(server, "publish")) as publisher:
+        refused = await publisher.ask(channel)
+        assert (refused.status, refused.body["code"]) == (403, "insufficient_scope")
+        assert refused.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_signed_request_reads(server, api, channel):
+    assert await api.get(f"/channels/{channel}/stream", offset="-1") == []
+
+
+async def test_token_in_the_query_is_never_logged(server, api, channel):
+    """EventSource can't send header fields."""
+    await publish(api, channel, "1")
+    async with Reading(server, "") as stranger:
+        assert (await stranger.ask(channel, token=server.token)).data == ["1"]
+        async with stranger.stream(channel, headers=EVENTS, token=server.token) as stream:
+            assert (await stream.next()).data == "1"
+        # Also of a request that is refused.
+        assert (await stranger.ask(channel, offset="wrong", token=server.token)).status == 400
+        assert (await stranger.ask("other", token=server.token)).status == 400
+    assert server.token not in server.output()
+    for path in (server.folder / "data").rglob("*"):
+        if path.is_file():
+            assert server.token.encode() not in path.read_bytes(), path
+
+
+async def test_encrypted_channel_sends_its_ciphertext(reading, api):
+    sealed = json.dumps({"nonce": "n", "ciphertext": "c"})
+    await publish(api, "private-encrypted-kept-1", sealed)
+    assert (await reading.ask("private-encrypted-kept-1")).data == [sealed]
+
+
+async def test_readers_are_no_subscribers(server, reading, api, channel):
+    async with reading.stream(channel, offset="now") as stream:
+        await stream.next()
+        info = await api.get(f"/channels/{channel}")
+        assert (info["occupied"], info["subscription_count"]) == (False, 0)
+
+
+async def test_reader_and_subscriber_share_a_channel(server, reading, api, channel):
+    """Whoever leaves first leaves the topic to the other."""
+    async with reading.stream(channel, offset="now") as stream:
+        await stream.next()
+        sockets = [await connect_patiently(server) for _ in range(8)]
+        for socket in sockets:
+            await socket.subscribe(channel)
+        await publish(api, channel, "1")
+        for socket in sockets:
+            assert (await socket.next("n"))["data"] == "1"
+            await socket.close()
+        await publish(api, channel, "2")
+        assert [message["data"] for message in await stream.messages(2)] == ["1", "2"]
+
+
+async def test_http_1_0_gets_a_stream_without_chunks(server, api, channel):
+    await publish(api, channel, "1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    path = f"/apps/{server.app_id}/channels/{channel}/stream"
+    writer.write(f"GET {path}?offset=-1&live=sse HTTP/1.0\r\nAuthorization: Bearer {server.token}\r\n\r\n".encode())
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert b"Transfer-Encoding" not in head
+    assert (await reader.readline()) == b"event: data\n"
+    await publish(api, channel, "2", end=True)
+    assert b"streamClosed" in await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+
+
+async def test_connection_is_kept_after_answers(server, api, channel):
+    """Several requests on one connection, an ordinary one between them."""
+    await publish(api, channel, "1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    stream, history = (f"/apps/{server.app_id}/channels/{channel}/{name}" for name in ("stream", "history"))
+    for path in (stream, history, f"{stream}?offset=x", stream, f"{stream}?offset=now"):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.token}\r\n\r\n".encode())
+    for status in (200, 200, 400, 200, 200):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert head.startswith(b"HTTP/1.1 %d " % status), head
+        (size,) = [int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:")]
+        await reader.readexactly(size)
+    writer.close()
+
+
+async def test_pages_of_allowed_origins_may_read(server, reading, channel):
+    answer = await reading.ask(channel, headers={"Origin": "https://a.example"})
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    exposed = ", ".join(answer.headers.getall("Access-Control-Expose-Headers"))
+    assert {"Stream-Next-Offset", "X-Service-Trace-Id"} <= set(exposed.split(", "))
+    url = f"{reading.url}/channels/{channel}/stream"
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Headers": "authorization"}
+    async with reading.session.options(url, headers=asked) as preflight:
+        assert preflight.status == 204
+        assert preflight.headers["Access-Control-Allow-Methods"] == "GET, HEAD"
+        assert preflight.headers["Access-Control-Allow-Headers"] == "authorization"
+
+
+async def test_versioned_path_reads_too(server, api, channel):
+    await publish(api, channel, "1")
+    async with Reading(server, server.token, f"/api/v1/apps/{server.app_id}") as versioned:
+        assert (await versioned.ask(channel)).data == ["1"]
+
+
+async def test_control_port_does_not_stream(server, channel):
+    async with Reading(server, server.token, port=server.control_port) as control:
+        refused = await control.ask(channel)
+        assert (refused.status, refused.body["code"]) == (404, "not_found")

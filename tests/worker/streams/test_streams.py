@@ -1,0 +1,204 @@
+"""How long clients read, how many may, and where they go when the server drains."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from reading import EVENTS, Reading, keep, read_token
+from redpoll._fanout import Flusher
+from redpoll.cli import main
+from redpoll.cluster.lifecycle import Life, Lifecycle
+from redpoll.protocol.errors import ApiError
+from redpoll.protocol.streams import Live
+from redpoll.worker.streams import streams as module
+from redpoll.worker.streams.streams import POLL_S, STREAM_S, Streams
+from server import Server
+from wire import Api
+
+# -- in a whole server -------------------------------------------------------------------------------------------
+
+
+async def test_readers_count_as_connections_of_their_address():
+    with Server(workers=1, max_connections_per_address=2, trusted_proxies="127.0.0.1") as server:
+        keep(server, "kept-")
+        token = read_token(server)
+        client, other = {"X-Forwarded-For": "203.0.113.7"}, {"X-Forwarded-For": "203.0.113.8"}
+        async with Reading(server, token) as reading, Api(server) as api:
+            await api.publish("kept-a", "n", "1")
+            async with (
+                reading.stream("kept-a", headers={**EVENTS, **client}) as one,
+                reading.stream("kept-a", headers={**EVENTS, **client}) as two,
+            ):
+                await one.next()
+                await two.next()
+                refused = await reading.ask("kept-a", headers={**EVENTS, **client})
+                assert (refused.status, refused.body["code"]) == (429, "too_many_connections")
+                # Others aren't concerned, and neither is a request that doesn't wait.
+                async with reading.stream("kept-a", headers={**EVENTS, **other}) as three:
+                    await three.next()
+                assert (await reading.ask("kept-a", headers=client)).data == ["1"]
+            await room_again(reading, headers=client)
+
+
+async def test_readers_count_as_connections_of_the_app():
+    with Server(workers=2) as server:
+        keep(server, "kept-")
+        token = read_token(server)
+        words = ["app", "set", server.app_id, "max_connections=2", "--data-dir", str(server.folder / "data")]
+        assert CliRunner().invoke(main, words).exit_code == 0
+        async with Reading(server, token) as reading, Api(server) as api:
+            await api.publish("kept-a", "n", "1")
+            async with (
+                reading.stream("kept-a", headers=EVENTS) as one,
+                reading.stream("kept-a", offset="-1") as two,
+            ):
+                await one.next()
+                await two.messages(1)
+                refused = await reading.ask("kept-a", headers=EVENTS)
+                assert (refused.status, refused.body["code"]) == (429, "too_many_connections")
+            await room_again(reading)
+
+
+async def room_again(reading: Reading, **more) -> None:
+    """Those who left make room, as soon as the server knows it."""
+    while (again := await reading.ask("kept-a", offset="-1", live="long-poll", **more)).status == 429:
+        await asyncio.sleep(0.01)
+    assert again.data == ["1"]
+
+
+async def test_streams_end_cleanly_when_the_server_stops():
+    with Server(workers=2) as server:
+        keep(server, "kept-")
+        async with (
+            Reading(server, read_token(server)) as reading,
+            reading.stream("kept-a", offset="now") as stream,
+            reading.stream("kept-a", headers=EVENTS) as source,
+        ):
+            await stream.next()
+            stopped = asyncio.create_task(asyncio.to_thread(server.stop))
+            # The last chunk came: a cut would raise.
+            assert await stream.rest() == []
+            assert await source.rest() == []
+            await stopped
+
+
+# -- by itself ---------------------------------------------------------------------------------------------------
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.heard: list = []
+
+    def topic(self, app_id: str, channel: str) -> bytes:
+        return f"{app_id}:{channel}".encode()
+
+    def add(self, listener) -> None:
+        self.heard.append(listener)
+
+    def remove(self, listener) -> None:
+        self.heard.remove(listener)
+
+
+class Client:
+    """A reader who is at the tail."""
+
+    form = None
+
+    def __init__(self, live: Live = Live.SSE) -> None:
+        self.live = live
+        self.stream = object()
+        self.ends: list[str] = []
+
+    def close(self) -> None:
+        self.ends.append("closed")
+
+    def dismiss(self) -> None:
+        self.ends.append("dismissed")
+
+
+class Table:
+    def __init__(self) -> None:
+        self.listening = Listening()
+        self.life = Life()
+        self.ready = True
+        self.waits: list[float] = []
+        registry = SimpleNamespace(history=None, listening=self.listening)
+        hub = SimpleNamespace(registry=registry, admission=None, flusher=Flusher(lambda: None), sent=lambda *sent: None)
+        self.streams = Streams(hub, {}, None, self.life, lambda: self.ready, named_by_proxy=False)
+        self.streams.serve_by(lambda stream, then: None, lambda stream, seconds: self.waits.append(seconds))
+
+
+@pytest.fixture
+async def table():
+    made = Table()
+    yield made
+    made.streams.close()
+
+
+async def test_streams_last_about_a_minute_and_polls_less(table):
+    for _ in range(50):
+        table.streams.entered(Client(), "1")
+    assert all(0.8 * STREAM_S < seconds <= STREAM_S for seconds in table.waits)
+    # They don't all come again at once.
+    assert len(set(table.waits)) > 10
+    table.streams.entered(Client(Live.LONG_POLL), "1")
+    assert table.waits[-1] == POLL_S
+
+
+async def test_readers_are_counted_by_app(table):
+    readers = [Client(), Client()]
+    for reader in readers:
+        table.streams.entered(reader, "1")
+    other = Client()
+    table.streams.entered(other, "2")
+    assert (len(table.streams), dict(table.streams.by_app)) == (3, {"1": 2, "2": 1})
+    for reader in (*readers, other, other):
+        table.streams.left(reader)
+    assert (len(table.streams), dict(table.streams.by_app)) == (0, {})
+
+
+async def test_nobody_enters_while_the_worker_drains_or_is_not_ready(table):
+    table.streams.check_admits()
+    table.ready = False
+    with pytest.raises(ApiError, match="isn't ready"):
+        table.streams.check_admits()
+    table.ready = True
+    table.life.become(Lifecycle.EVACUATING)
+    with pytest.raises(ApiError, match="draining"):
+        table.streams.check_admits()
+
+
+async def test_tail_goes_some_time_after_its_last_reader(table, wait_until, monkeypatch):
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    monkeypatch.setattr(module, "_LINGER_S", 0.001)
+    tail = table.streams.tail_of("1", "c")
+    assert table.streams.tail_of("1", "c") is tail
+    reader = Client()
+    tail.readers[reader] = None
+    other = table.streams.tail_of("1", "d")
+    await wait_until(lambda: other not in table.listening.heard)
+    assert table.listening.heard == [tail]
+    tail.leave(reader)
+    await wait_until(lambda: not table.listening.heard)
+    assert table.streams.tails == 0
+
+
+async def test_drain_ends_all_readers(table):
+    readers = [Client() for _ in range(20)]
+    for reader in readers:
+        table.streams.entered(reader, "1")
+    await table.streams.drain(0.1)
+    assert all(reader.ends == ["closed"] for reader in readers)
+
+
+async def test_readers_of_a_cleared_channel_end_one_after_the_other(table, wait_until):
+    tail = table.streams.tail_of("1", "c")
+    tail.subscribed()
+    readers = [Client() for _ in range(20)]
+    for reader in readers:
+        tail.readers[reader] = None
+        tail.join(reader, "e", 5, None)
+    tail.pushed(b"x f")
+    await wait_until(lambda: all(reader.ends == ["dismissed"] for reader in readers))
