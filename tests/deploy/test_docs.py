@@ -178,6 +178,12 @@ def server() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def kept_news(server) -> None:
+    """A history of each channel that begins with `news-`."""
+    operate(server, "history rule add", app=server.app_id, name="news-", prefix=True, keep=1000, seconds=3600)
+
+
 @pytest.fixture
 def folder(tmp_path) -> Iterator[Path]:
     with folder_with_libraries(tmp_path) as made:
@@ -273,8 +279,7 @@ async def test_plain_html(server, folder):
 
 
 @needs_node
-async def test_history(server, folder):
-    operate(server, "history rule add", app=server.app_id, name="news-", prefix=True, keep=1000, seconds=3600)
+async def test_history(server, kept_news, folder):
     made = operate(server, "token create", app=server.app_id, name="reader", scopes=["read"], lasts_s=None)
     client, script = written(folder, server, "history.md", "recovering.mjs", "history.py")
     shutil.copy(ROOT / "src" / "redpoll" / "control" / "static" / "redpoll.js", folder / "redpoll.cjs")
@@ -290,8 +295,7 @@ CURL = re.compile(r"^    (curl .*)$", re.MULTILINE)
 
 
 @needs_node
-async def test_streams(server, folder):
-    operate(server, "history rule add", app=server.app_id, name="news-", prefix=True, keep=1000, seconds=3600)
+async def test_streams(server, kept_news, folder):
     tokens = {
         scope: operate(server, "token create", app=server.app_id, name=scope, scopes=[scope], lasts_s=None)["token"]
         for scope in ("read", "publish")
