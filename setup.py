@@ -9,6 +9,7 @@ release build, and run the engine's tests on it:
 `REDPOLL_PURE=1` builds none of them, as on other systems than Linux.
 """
 
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -51,12 +52,18 @@ extensions = [
 ]
 
 
+PROCESSES = os.cpu_count() or 1
+
+
 def compiled() -> list[Any]:
     """The extensions as C. Cython is only needed for them."""
     from Cython.Build import cythonize
 
+    # Other start methods run this file again in each process: from Python 3.14 on.
+    forks = multiprocessing.get_start_method() == "fork"
     modules: list[Any] = cythonize(
         extensions,
+        nthreads=PROCESSES if forks else 0,
         build_dir=BUILD_FOLDER,
         include_path=["ext"],
         compiler_directives={
@@ -74,5 +81,5 @@ def compiled() -> list[Any]:
 
 setup(
     ext_modules=[] if PURE else compiled(),
-    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    options={"build_ext": {"parallel": PROCESSES}},
 )

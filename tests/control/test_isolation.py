@@ -9,6 +9,7 @@ import pytest
 from redpoll import _frame
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.control.http.router import Access
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -20,7 +21,7 @@ BODIES = {"events": EVENT, "batch_events": b'{"batch":[{"name":"e","channel":"c"
 def routes_with_an_app(plane, app_id):
     """(method, path, body) of every route, under both prefixes."""
     for route in plane.plane.routes.all:
-        if route.scope and "{app_id}" in route.pattern:
+        if route.access is Access.APP:
             path = route.pattern.format(app_id=app_id, channel="presence-c", user_id="u", trace_id="1" * 32)
             for mount in ("", "/api/v1"):
                 yield route.method, mount + path, BODIES.get(route.name, b"")
@@ -63,7 +64,7 @@ async def test_credentials_of_another_app_are_refused_on_every_route_without_rev
                 assert unknown_reply.json()["error"] == reply.json()["error"]
             assert SECRET not in reply.body.decode()
             tried += 1
-    assert tried == 6 * 2 * sum(1 for route in plane.plane.routes.all if "{app_id}" in route.pattern and route.scope)
+    assert tried == 6 * 2 * sum(1 for route in plane.plane.routes.all if route.access is Access.APP)
     assert (await plane.trigger(name="ours")).status == 200
     await wait_until(lambda: listener.heard)
     assert [_frame.envelope(message)[6] for message in listener.heard] == [b"ours"]

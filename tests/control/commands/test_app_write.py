@@ -118,6 +118,13 @@ async def test_waiting_deliveries_of_a_deleted_app_are_discarded(context):
     assert not any(depth.waiting for depth in depths.values())
 
 
+async def test_server_whose_apps_were_all_deleted_gets_no_first_app(context):
+    assert await context.records.first_app(Settings()) is not None
+    await delete_app(context.records, context.webhooks, next(iter(context.records.apps)), BY)
+    assert await context.records.first_app(Settings()) is None
+    assert context.records.apps == {}
+
+
 async def test_app_of_the_settings_stays(context):
     app = await created(context, "given")
     with pytest.raises(RecordConflict, match="REDPOLL_APP_ID"):

@@ -87,8 +87,8 @@ class Records(TokenRecords):
 
     async def _create_app(self, name: str, *, by: Actor | None = None, only_first: bool = False) -> App | None:
         async with self.edit(by) as edit:
-            if only_first and self.apps:
-                # Another server has started at the same time.
+            if only_first and (self.apps or await app_rows.deleted_since(edit.connection, 0)):
+                # Another server has started at the same time, or somebody has deleted all apps.
                 return None
             app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
             while app_id in self.apps:
