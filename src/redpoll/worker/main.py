@@ -25,6 +25,7 @@ from redpoll.cluster.membership.registry import Registry, Timings
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.revoked_grants import RevokedInRedis
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Answerers
 from redpoll.cluster.traces import TraceWriter
@@ -62,6 +63,7 @@ from redpoll.worker.fallback.fallback import Fallback
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.hub import Hub
+from redpoll.worker.hub.revocations import Revocations
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
@@ -118,6 +120,8 @@ class Worker:
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
         mailbox = Mailbox(self.link, keys, start.run, start.process)
+        self.revocations = Revocations(self.hub, self.hub.revoked_grants)
+        self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, self.revocations.read)
         self.registry = Registry(
             self.link,
             keys,
@@ -132,6 +136,7 @@ class Worker:
             # /readyz says which worker it is.
             on_deaf=lambda broken: child_pipe.send(Deaf(broken)),
             on_reach=lambda reach: child_pipe.send(ReachChanged(reach)),
+            on_revoked_grant=self._revoked.check,
         )
         self.tracing = self._open_tracing(keys)
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
@@ -141,7 +146,8 @@ class Worker:
         debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        answer_questions(self.answerers, self.hub, self.life, self._drain, lambda: self.registry.worker_id)
+        w = lambda: self.registry.worker_id  # noqa: E731
+        answer_questions(self.answerers, self.hub, self.revocations, self.life, self._drain, w)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
         self.gate = Gate(
@@ -152,7 +158,7 @@ class Worker:
             self.directory,
             self.life,
             start.requests_path,
-            lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
+            lambda: self._serves and not self.backpressure.on and not self.aside.on,
             _max_connections(),
             self.fallback,
         )
@@ -167,6 +173,11 @@ class Worker:
             self.backpressure,
             self.fallback,
         )
+
+    @property
+    def _serves(self) -> bool:
+        """Whether clients may be admitted: Redis answers, and what was revoked is known."""
+        return self.registry.ready and self._revoked.was_read
 
     @property
     def port(self) -> int:
@@ -213,7 +224,7 @@ class Worker:
     async def _begin(self) -> None:
         await self._has_shard_key.wait()
         await self.registry.start()
-        while not self.registry.ready:
+        while not self._serves:
             await asyncio.sleep(0.02)
         self.statistics.write()
         self.collector.start()
@@ -267,6 +278,7 @@ class Worker:
         self.gate.http.close()
         await self.answerers.finish()
         await self.hub.user_resume.finish()
+        self._revoked.close()
         await self.registry.finish()
         await self.link.close()
         self.poller.close()

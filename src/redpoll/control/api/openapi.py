@@ -187,6 +187,9 @@ _FIELDS: Final = {
     "app has idempotency on, a repetition within 120 s gets the same answer and publishes nothing.",
     "batch": f"At most {_default('max_batch')} events (of the app).",
     "channel_name": "A private, presence or encrypted channel.",
+    "jti": "The `jti` of one grant, or `sub`.",
+    "sub": "A user, all of whose grants that were issued until now are revoked, or `jti`.",
+    "user_id": "The member, the signed-in user, or the `sub` of a grant; or `socket_id`.",
     "channel_data": "For presence channels: JSON text with `user_id` and, optionally, `user_info`.",
 }
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from redpoll.control.api.api import Api
 from redpoll.control.api.browser_module import BrowserModule
+from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.history_query import HISTORY_QUERY
 from redpoll.control.api.openapi import Document
@@ -23,8 +24,10 @@ from redpoll.control.http.schemas import (
     Empty,
     EventsResponse,
     HistoryResponse,
+    RevokedResponse,
     TraceResponse,
     TriggerResponse,
+    UnsubscribedResponse,
     UsageResponse,
     UsersResponse,
     VerifyResponse,
@@ -36,7 +39,7 @@ from redpoll.control.tracing.eventlog import LOG_QUERY, EventTrace
 from redpoll.control.webhooks.verify import Verify, Webhook
 
 # The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
-from redpoll.protocol.messages import Auth, Batch, Trigger
+from redpoll.protocol.messages import Auth, Batch, Revoke, Trigger, Unsubscribe
 
 __all__ = ["routes_of"]
 
@@ -58,6 +61,7 @@ def routes_of(
     browser_module: BrowserModule,
     usage: Usage,
     verify: Verify,
+    grants: GrantRequests,
     health: Health,
     metrics: Metrics,
     pages: Sequence[Route] = (),
@@ -158,6 +162,31 @@ def routes_of(
                     "Delete the stored messages of a channel; its history continues with a new epoch.",
                     ClearedResponse,
                     faults=("invalid_channel",),
+                ),
+            ),
+            Route(
+                "POST",
+                channels + "/{channel}/unsubscribe",
+                "unsubscribe",
+                grants.unsubscribe,
+                scope="publish",
+                about=About(
+                    "Remove a user, or one connection, from a private or presence channel; the connections stay.",
+                    UnsubscribedResponse,
+                    body=Unsubscribe,
+                    faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/grants/revoke",
+                "revoke_grants",
+                grants.revoke,
+                scope="publish",
+                about=About(
+                    "Revoke a signed channel grant, or all grants of a user, and end what they opened.",
+                    RevokedResponse,
+                    body=Revoke,
                 ),
             ),
             Route(
