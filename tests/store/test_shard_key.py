@@ -31,7 +31,12 @@ async def make_old(url: str) -> None:
         # What was added since.
         await connection.execute(sa.text("DROP TABLE revoked_grants"))
         await connection.execute(sa.text("DROP INDEX ix_users_subject"))
-        for table, column in (("users", "subject"), ("users", "apps"), ("sessions", "id_token")):
+        for table, column in (
+            ("users", "subject"),
+            ("users", "apps"),
+            ("sessions", "id_token"),
+            ("apps", "deleted_at"),
+        ):
             await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         await connection.execute(sa.update(revision).values(version_num="0008"))
     await store.close()
