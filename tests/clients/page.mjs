@@ -36,9 +36,11 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
   const granted = ({ auth, user_id }, name) =>
     name.startsWith("presence-") ? { auth, channel_data: JSON.stringify({ user_id }) } : { auth };
 
-  function withHandler({ grant, ...options }) {
-    const customHandler = ({ channelName }, callback) => callback(null, granted(grant, channelName));
-    return grant ? { ...options, channelAuthorization: { customHandler } } : options;
+  // `grant`: as above. `authorizer`: the options of redpoll.js' own one.
+  function withHandler({ grant, authorizer, ...options }) {
+    let customHandler = ({ channelName }, callback) => callback(null, granted(grant, channelName));
+    if (authorizer) customHandler = redpoll.authorizer(authorizer);
+    return grant || authorizer ? { ...options, channelAuthorization: { customHandler } } : options;
   }
 
   function withAuthorizer({ grant, ...options }) {
