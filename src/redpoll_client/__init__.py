@@ -23,6 +23,7 @@ from redpoll_client.errors import (
     Unconfirmed,
     Unreachable,
 )
+from redpoll_client.grants import mint_grant
 from redpoll_client.publisher import Publisher
 from redpoll_client.publishing import History, Message
 from redpoll_client.signatures import sign_channel, sign_user
@@ -67,6 +68,7 @@ __all__ = [
     "WatchlistEvent",
     "WebhookEvent",
     "__version__",
+    "mint_grant",
     "sign_channel",
     "sign_user",
     "verify_webhook",

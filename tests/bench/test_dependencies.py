@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The module names of packages whose names differ.
-IMPORTED_AS = {"argon2-cffi": "argon2", "pynacl": "nacl", "pyyaml": "yaml", "websocket-client": "websocket"}
+IMPORTED_AS = {
+    "argon2-cffi": "argon2",
+    "pyjwt": "jwt",
+    "pynacl": "nacl",
+    "pyyaml": "yaml",
+    "websocket-client": "websocket",
+}
 # Packages that are used without an import in this tree; how.
 USED_BY_NAME = {
     "cython": "setup.py imports Cython, which compiles ext/",

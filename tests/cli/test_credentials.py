@@ -1,4 +1,4 @@
-"""`redpoll key …` and `redpoll token …`, without a server."""
+"""`redpoll key …`, `redpoll token …` and `redpoll grant …`, without a server."""
 
 import json
 import time
@@ -116,3 +116,22 @@ def test_scope_manage_is_refused_for_an_app(typed, app_id):
     result = typed("token", "create", app_id, "--name", "n", "--scope", "manage")
     assert result.exit_code == 1
     assert "redpoll token create --manage" in result.stderr
+
+
+def test_grants_are_minted_checked_and_revoked(typed, app_id):
+    minted = typed(
+        "grant", "mint", app_id, "--user", "7", "--channel", "private-*", "--client-events", "--info", '{"a":1}'
+    )
+    assert "redpoll app set ID grants=true" in minted.stderr
+    auth = minted.stdout.strip()
+    assert typed("app", "set", app_id, "grants=true").exit_code == 0
+    checked = typed("grant", "check", app_id, auth, "--channel", "private-a")
+    assert (checked.exit_code, checked.stdout.splitlines()[-1]) == (0, "accepted")
+    assert "may       subscribe,client_events" in checked.stdout
+    refused = typed("grant", "check", app_id, auth, "--channel", "presence-a")
+    assert (refused.exit_code, refused.stderr) == (2, "no pattern of its channels matches presence-a\n")
+    assert "0 subscriptions ended" in typed("grant", "revoke", app_id, "--user", "7").stdout
+    assert typed("grant", "check", app_id, auth).stderr == "it was revoked\n"
+    assert json.loads(typed("grant", "check", app_id, auth, "--json").stdout)["valid"] is False
+    assert typed("grant", "revoke", app_id).stderr == "name --jti or --user\n"
+    assert "--info isn't JSON" in typed("grant", "mint", app_id, "--info", "{").stderr

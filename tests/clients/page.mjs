@@ -32,9 +32,25 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
     user.signinDonePromise.then(() => say({ client, channel: "(user)", event: "signed in", data: user.user_data }));
   }
 
+  // What a page with a signed channel grant returns for each channel, without a request.
+  const granted = ({ auth, user_id }, name) =>
+    name.startsWith("presence-") ? { auth, channel_data: JSON.stringify({ user_id }) } : { auth };
+
+  // `grant`: as above. `authorizer`: the options of redpoll.js' own one.
+  function withHandler({ grant, authorizer, ...options }) {
+    let customHandler = ({ channelName }, callback) => callback(null, granted(grant, channelName));
+    if (authorizer) customHandler = redpoll.authorizer(authorizer);
+    return grant || authorizer ? { ...options, channelAuthorization: { customHandler } } : options;
+  }
+
+  function withAuthorizer({ grant, ...options }) {
+    const authorizer = ({ name }) => ({ authorize: (socketId, callback) => callback(null, granted(grant, name)) });
+    return grant ? { ...options, authorizer } : options;
+  }
+
   return {
     // pusher-js
-    connect: ({ client, key, options }) => watch(client, new Pusher(key, { ...more, ...options })),
+    connect: ({ client, key, options }) => watch(client, new Pusher(key, { ...more, ...withHandler(options) })),
     connect_redpoll: ({ client, key, options }) => watch(client, redpoll(new Pusher(key, { ...more, ...options }))),
     // The page can't open WebSockets, as behind some proxies; or it can again.
     forbid_websockets: () => { kept = globalThis.WebSocket; delete globalThis.WebSocket; },
@@ -82,7 +98,7 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
 
     // laravel-echo
     echo: ({ client, options }) => {
-      const echo = new Echo({ Pusher, ...more, ...options });
+      const echo = new Echo({ Pusher, ...more, ...withAuthorizer(options) });
       echoes.set(client, echo);
       watch(client, echo.connector.pusher);
     },

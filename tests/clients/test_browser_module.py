@@ -38,13 +38,23 @@ def server() -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def website(server: Server) -> AsyncIterator[str]:
-    """An application: its page and the endpoint that knows its visitors. Yields its URL."""
+async def website(server: Server, asked: list[list[str]]) -> AsyncIterator[str]:
+    """An application: its page and the endpoint that knows its visitors. Yields its URL. `asked` gets the channels of
+    each request."""
     sign = local_signer(server)
 
     async def auth(request: web.Request) -> web.Response:
-        form = {name: str(value) for name, value in (await request.post()).items()}
-        return web.json_response(await sign(form, {"user_id": "anna"}))
+        form = await request.post()
+        several = [str(name) for name in form.getall("channel_name[]", [])]
+        names = several or [str(form["channel_name"])]
+        asked.append(names)
+        answers: dict[str, Any] = {}
+        for name in names:
+            one = {"socket_id": str(form["socket_id"]), "channel_name": name}
+            answers[name] = {"status": 200, "data": await sign(one, {"user_id": "anna"})}
+            if "forbidden" in name:
+                answers[name] = {"status": 403, "data": {"error": "forbidden"}}
+        return web.json_response(answers if several else answers[names[0]]["data"])
 
     def file(path: Path, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         text = path.read_text().replace("SERVER/", f"{server.public_url}/")
@@ -78,6 +88,7 @@ class Page:
     name: str
     auth_url: str
     in_browser: bool
+    asked: list[list[str]]
 
     async def call(self, command: str, client: str = "page", **parameters: object) -> Any:
         more = {"in_browser": True} if self.in_browser else {}
@@ -128,10 +139,11 @@ async def opened_page(server: Server, where: str, test: str) -> AsyncIterator[Pa
     """`where` is "node" or "chromium"; `test` is the name of the test function."""
     in_browser = where == "chromium"
     with Proxy(("127.0.0.1", server.port)) as proxy:
-        async with website(server) as url, Node(server) as node, Api(server) as api:
+        asked: list[list[str]] = []
+        async with website(server, asked) as url, Node(server) as node, Api(server) as api:
             if in_browser:
                 await node.call("browser", url=f"{url}/", options=CHROMIUM)
-            yield Page(node, api, proxy, f"{where}-{test.removeprefix('test_')}", f"{url}/auth", in_browser)
+            yield Page(node, api, proxy, f"{where}-{test.removeprefix('test_')}", f"{url}/auth", in_browser, asked)
             assert not [news for news in node.news if "page_error" in news]
 
 
@@ -275,3 +287,34 @@ async def test_a_client_that_did_not_ask_for_them_gets_no_positions(server: Serv
     text = json.dumps(socket.frames)
     assert not [word for word in ("recover", "epoch", "offset") if word in text]
     await socket.close()
+
+
+@IN_BOTH
+async def test_after_a_reconnect_all_channels_are_signed_in_one_request(page: Page) -> None:
+    options = page.node.options(page.auth_url)
+    more = {"wsPort": page.proxy.port, "authorizer": {"endpoint": page.auth_url, "params": {"any": "thing"}}}
+    await page.call("connect", key=page.node._server.app_key, options={**options, **more})
+    await page.node.seen(client="page", state="connected")
+    signed = [page.channel(f"private-{number}-") for number in range(3)] + [page.channel("presence-")]
+    refused = page.channel("private-forbidden-")
+    for channel in (*signed, refused):
+        await page.call("subscribe", channel=channel)
+    for channel in signed:
+        await page.node.seen(client="page", channel=channel, event=SUCCEEDED)
+    error = await page.node.seen(client="page", channel=refused, event="pusher:subscription_error")
+    assert "didn't sign" in error["data"]["error"]
+    page.asked.clear()
+    page.proxy.cut()
+    for channel in signed:
+        await page.node.seen(2, client="page", channel=channel, event=SUCCEEDED)
+    await page.node.seen(2, client="page", channel=refused, event="pusher:subscription_error")
+    assert [sorted(names) for names in page.asked] == [sorted([*signed, refused])]
+
+
+async def test_an_endpoint_that_fails_refuses_all_channels(page: Page) -> None:
+    options = page.node.options(page.auth_url)
+    more = {"authorizer": {"endpoint": page.auth_url.replace("/auth", "/nothing")}}
+    await page.call("connect", key=page.node._server.app_key, options={**options, **more})
+    await page.call("subscribe", channel="private-a")
+    error = await page.node.seen(client="page", channel="private-a", event="pusher:subscription_error")
+    assert "/nothing answered 404" in error["data"]["error"]

@@ -20,6 +20,7 @@ import click
 import docs_pages
 import pytest
 import yaml
+from aiohttp import web
 from playwright.async_api import async_playwright
 
 from docs_blocks import (
@@ -210,6 +211,60 @@ async def test_private_channels(server, folder, page, auth, program):
         (client,) = written(folder, server, "quickstart/node.md", "private.mjs", **values)
         async with running("node", client) as reader:
             assert await reader.until("here") == "1 here, I am Anna"
+
+
+async def until_granted(server: Server, auth: str) -> None:
+    """Waits until a worker knows that the app accepts grants."""
+    async with asyncio.timeout(60):
+        while True:
+            client = await Socket.connect(server)
+            client.send({"event": "pusher:subscribe", "data": {"channel": "private-org-3-x", "auth": auth}})
+            answer = await client.next(None, "private-org-3-x")
+            client.abort()
+            if answer["event"] == "pusher_internal:subscription_succeeded":
+                return
+            assert "setting `grants`" in answer["data"]
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("program", "block"), [(sys.executable, "grant.py"), ("node", "grant.mjs"), ("php", "grant.php")]
+)
+async def test_grants(server, folder, program, block):
+    """A JWT of PyJWT, jose or PHP opens the channels of a stock pusher-js."""
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+    operate(server, "app set", id=server.app_id, settings={"grants": "true"})
+    minting, page = written(folder, server, "grants.md", block, "page.mjs")
+    auth = (await run(program, minting)).strip()
+    await until_granted(server, auth)
+    asked = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.json_response({"auth": auth, "user_id": "7", "seconds": 3600})
+
+    site = web.Application()
+    site.router.add_get("/grant", answer)
+    runner = web.AppRunner(site)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    page.write_text(page.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{runner.addresses[0][1]}"))
+    try:
+        async with running("node", page) as reader, Api(server) as api:
+            assert await reader.until("here") == "1 here, I am 7"
+            await eventually(lambda: api.subscription_count("private-org-3-news"), 1)
+            await api.publish("private-org-3-news", "hello", '{"text":"granted"}')
+            await reader.until("granted")
+            # Not by the user: the next grant may be issued within the same second.
+            jti = operate(server, "grant check", app=server.app_id, auth=auth, channel=None)["jti"]
+            status, revoked = await api.ask("POST", "/grants/revoke", {"jti": jti})
+            assert (status, revoked["unsubscribed"]) == (200, 2)
+            await reader.until("access was revoked")
+    finally:
+        await runner.cleanup()
+    assert asked >= 1
 
 
 @needs_node

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from nacl.secret import SecretBox
 
+from granting import mint
 from matrix.libraries import (
     BACKENDS,
     CHROMIUM,
@@ -488,6 +489,55 @@ async def _(cell: Cell) -> None:
         name = f"pusher{'' if answer == 'error' else '_internal'}:subscription_{answer}"
         await socket.next(name, channel)
     assert sorted(user["id"] for user in (await backend.users(channel))["users"]) == ["anna", "bert"]
+
+
+# -- grants, and what is taken back ---------------------------------------------------------------------------------
+
+granting = row("grant", "A signed grant (JWT) opens channels without an auth request for each")
+granting.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@granting.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    app, user = cell.app("granting"), cell.named("user-")
+    news, room, other = cell.named("private-granted-"), cell.named("presence-room-"), cell.named("private-other-")
+    auth = mint(app.app_key, app.app_secret, "private-granted-*", "presence-room-*", sub=user, info=info_of(user))
+    client = await cell.connect(app, user, grant=auth)
+    asked = len(cell.world.asked)
+    await client.subscribe(news, "news")
+    await client.subscribe(room)
+    assert await client.members(room) == {user}
+    await (await cell.api(app)).publish(news, "news", '{"text":"granted"}')
+    await client.heard(news, "news", data={"text": "granted"})
+    await client.ask(other)
+    assert "no pattern of its channels" in (await client.wait_refused(other))["error"]
+    assert len(cell.world.asked) == asked
+    status, revoked = await (await cell.api(app)).ask("POST", "/grants/revoke", {"sub": user})
+    assert (status, revoked["unsubscribed"]) == (200, 2)
+    assert (await client.wait_refused(news))["error"] == "access was revoked"
+
+
+removed = row("unsubscribed", "Removed from one channel by the app, the connection stays")
+removed.without(*ALL_BACKENDS, why=SENDS_ONLY)
+
+
+@removed.by(*ALL_CLIENTS)
+async def _(cell: Cell) -> None:
+    user, room, kept = cell.named("user-"), cell.named("presence-left-"), cell.named("private-kept-")
+    other = await cell.socket()
+    await other.subscribe(room, "other")
+    client = await cell.connect(user=user)
+    await client.subscribe(room)
+    await client.subscribe(kept, "news")
+    api = await cell.api()
+    answer = await api.ask("POST", f"/channels/{room}/unsubscribe", {"user_id": user})
+    assert answer == (200, {"unsubscribed": 1})
+    fault = await client.wait_refused(room)
+    assert (fault["type"], fault["status"], fault["error"]) == ("AuthError", 401, "access was revoked")
+    assert data_of(await other.next("pusher_internal:member_removed", room)) == {"user_id": user}
+    await api.publish(kept, "news", '{"text":"kept"}')
+    await client.heard(kept, "news", data={"text": "kept"})
+    assert await client.is_connected()
 
 
 # -- cache ----------------------------------------------------------------------------------------------------------

@@ -167,6 +167,9 @@ class PusherJs(Client):
                 "headers": {"Authorization": f"Bearer {self.world.page_token}"},
                 "params": {"channel_data": json.dumps(self.visitor.member())},
             }
+        if self.visitor.grant:
+            # The page makes a `customHandler` of it, or Echo's `authorizer`.
+            options["grant"] = {"auth": self.visitor.grant, "user_id": self.visitor.user}
         return options
 
     async def begin(self, *, tls: bool = False, by_token: bool = False) -> None:
@@ -431,7 +434,7 @@ class Pysher(Client):
         listened = [*events, *(f"pusher_internal:{name}" for name in internal), "pusher:subscription_error"]
 
         def subscribe() -> None:
-            subscribed = self._client.subscribe(channel)
+            subscribed = self._client.subscribe(channel, self.visitor.grant or None)
             for event in listened:
                 subscribed.bind(event, heard, event)
 

@@ -53,6 +53,7 @@ APPS = {
     "tls only": {"tls_required": "true"},
     "idempotent": {"idempotency": "true"},
     "keeps": {"user_resume_s": "60"},
+    "granting": {"grants": "true"},
 }
 
 
@@ -92,6 +93,7 @@ class Visitor:
     watchlist: tuple[str, ...] = ()
     by_signin: bool = False  # Presence channels are signed without channel_data, for the signed-in user.
     forged: bool = False  # The endpoint signs with a wrong secret.
+    grant: str = ""  # `auth` of a signed channel grant: the client asks no endpoint.
 
     def member(self) -> dict[str, object]:
         return {"user_id": self.user, "user_info": {"name": f"name of {self.user}"}}
@@ -110,6 +112,8 @@ class World:
     certificate: Path
     page_token: str = ""
     visitors: dict[str, Visitor] = field(default_factory=dict)
+    # The channels that the endpoint was asked to sign for, one for each request.
+    asked: list[str] = field(default_factory=list)
     chromium_version: str = ""
 
     def endpoint(self, path: str, visitor: Visitor) -> str:
@@ -214,6 +218,7 @@ async def website(world: World) -> AsyncIterator[None]:
     async def auth(request: web.Request) -> web.Response:
         form, visitor = await request.post(), who(request)
         socket_id, channel = str(form["socket_id"]), str(form["channel_name"])
+        world.asked.append(channel)
         answer = {}
         data = None
         if channel.startswith("presence-") and not visitor.by_signin:

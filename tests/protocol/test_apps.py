@@ -175,6 +175,7 @@ def test_the_default_of_each_setting():
         "client_events": True,
         "subscription_count": False,
         "watchlist": False,
+        "grants": False,
         "user_authentication_timeout_s": 0.0,
         "allowed_origins": (),
         "max_connections": 0,

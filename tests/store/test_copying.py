@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.tokens import Token
-from redpoll.store import accounts, audit, copying, daily, tokens
+from redpoll.store import accounts, audit, copying, daily, revoked_grants, tokens
 from redpoll.store import apps as app_rows
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
@@ -25,6 +25,7 @@ async def fill(store: Store) -> None:
             await app_rows.add(connection, App(id=number, name="Büro", keys=(Key(key=f"k{number}", secret="s"),)))
         token = Token(id="t", app_id="7", name="CI", hash="h", prefix="rp_", scopes=("all",), created_at=1.5)
         await tokens.add(connection, token)
+        await revoked_grants.add(connection, [("7", "jti x", 2**31)])
         await daily.put(connection, "20261121", {"7": 2**40})
         endpoint = Endpoint(
             id="e",

@@ -29,8 +29,14 @@ async def make_old(url: str) -> None:
         await connection.execute(sa.delete(meta).where(meta.c.name == "shard_key"))
         await connection.execute(sa.update(meta).where(meta.c.name == "compatible").values(value="0007"))
         # What was added since.
+        await connection.execute(sa.text("DROP TABLE revoked_grants"))
         await connection.execute(sa.text("DROP INDEX ix_users_subject"))
-        for table, column in (("users", "subject"), ("users", "apps"), ("sessions", "id_token")):
+        for table, column in (
+            ("users", "subject"),
+            ("users", "apps"),
+            ("sessions", "id_token"),
+            ("apps", "deleted_at"),
+        ):
             await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         await connection.execute(sa.update(revision).values(version_num="0008"))
     await store.close()

@@ -71,6 +71,7 @@ async def test_store_of_the_first_version_is_upgraded_and_keeps_its_rows(sqlite_
         connection.executescript(
             "".join(f"DROP TABLE {name};" for name in later)
             + "DROP INDEX apps_by_version; ALTER TABLE apps DROP COLUMN version; DELETE FROM meta;"
+            "ALTER TABLE apps DROP COLUMN deleted_at;"
             "INSERT INTO meta VALUES ('directory_version', '5'); UPDATE alembic_version SET version_num = '0001';"
             "INSERT INTO apps VALUES ('7', 'old', '{}');"
             "INSERT INTO keys (key, secret, app_id, enabled, given) VALUES ('k', 's', '7', 1, 0);"

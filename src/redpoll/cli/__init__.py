@@ -28,7 +28,7 @@ _COMMANDS: Final = {
     "apps": ("app",),
     "imports": ("import",),
     "apply": ("apply", "export"),
-    "credentials": ("key", "token"),
+    "credentials": ("key", "token", "grant"),
     "history": ("history",),
     "webhooks": ("webhook", "dead-letter"),
     "users": ("user", "first-login"),

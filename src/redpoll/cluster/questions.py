@@ -14,12 +14,15 @@ from redpoll.cluster.redis.keys import Keys
 __all__ = [
     "CloseSocket",
     "Count",
+    "GrantRevoked",
     "ListConnections",
     "Move",
     "Question",
+    "RevokeGrants",
     "SilenceOfUser",
     "TerminateUser",
     "TopicMessage",
+    "Unsubscribe",
     "UserSilent",
     "encode",
     "publication",
@@ -60,6 +63,34 @@ class CloseSocket(Question, frozen=True):
 
     app: str
     socket: str
+
+
+class RevokeGrants(Question, frozen=True):
+    """Accept these grants no longer, and end what they opened. `subject` and `at_s` as in protocol/grants.py. Answers
+    with the number of subscriptions that it ended."""
+
+    app: str
+    subject: str
+    at_s: int
+
+
+class GrantRevoked(TopicMessage, frozen=True):
+    """On `controls`: what a control plane has revoked, as in RevokeGrants."""
+
+    app: str
+    subject: str
+    at_s: int
+
+
+class Unsubscribe(Question, frozen=True):
+    """Remove a user, or the connection with this socket id, from one channel; "" for the one that isn't meant. Answers
+    with the number of subscriptions that it ended, and the digests (hex) of the grants that opened them."""
+
+    app: str
+    channel: str
+    user: str
+    socket: str
+    at_s: int
 
 
 class ListConnections(Question, frozen=True):

@@ -16,7 +16,16 @@ def document() -> bytes:
     unserved: Any = _Unserved()
     return document_of(
         routes_of(
-            unserved, unserved, unserved, unserved, unserved, unserved, unserved, unserved, management_routes(unserved)
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            unserved,
+            management_routes(unserved),
         )
     )
 

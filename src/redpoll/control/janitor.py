@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import hiredis
@@ -40,12 +40,16 @@ def _nothing() -> None:
     pass
 
 
+async def _prepared() -> None:
+    pass
+
+
 class ControlJanitor:
     """Runs once a second: compares the directory (`writer`) with `records`.
 
     `leader()` is `<run> <term> ` while this node leads, and only then the whole directory is written; otherwise None.
     Changed records are written by the node that changed them. `on_redis_back()` is called when a connected Redis
-    answers again after 5 s or more."""
+    answers again after 5 s or more. `before_fill` writes what workers must know before they know the apps."""
 
     def __init__(
         self,
@@ -56,10 +60,12 @@ class ControlJanitor:
         *,
         leader: Callable[[], str | None] = lambda: "",
         on_redis_back: Callable[[], None] = _nothing,
+        before_fill: Callable[[], Awaitable[None]] = _prepared,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop_lag = LoopLag()
         self._on_redis_back = on_redis_back
+        self._before_fill = before_fill
         self._link = link
         self._writer = writer
         self._records = records
@@ -181,6 +187,7 @@ class ControlJanitor:
         return True
 
     async def _fill(self, leader: str) -> None:
+        await self._before_fill()
         async with self._writing:
             apps, version = list(self._records.apps.values()), self._records.directory
             written = await self._writer.fill(apps, *version, leads_with=leader)

@@ -20,6 +20,7 @@ from redpoll.cluster.lifecycle import Life, Lifecycle
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.outbox import Outbox
+from redpoll.cluster.questions import GrantRevoked
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
@@ -31,6 +32,7 @@ from redpoll.config.settings import Settings
 from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.api.api import Api
 from redpoll.control.api.browser_module import BrowserModule
+from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.middleware import Front
 from redpoll.control.api.occupancy import Occupancy
@@ -61,6 +63,7 @@ from redpoll.control.observe.health import Health
 from redpoll.control.observe.metrics import Metrics
 from redpoll.control.publish.fast_publish import FastPath
 from redpoll.control.publish.publishing import Publishing
+from redpoll.control.records.grants import Grants
 from redpoll.control.records.records import Records
 from redpoll.control.records.store_sync import StoreSync
 from redpoll.control.redis_check import RedisCheck
@@ -134,7 +137,10 @@ class ControlPlane:
         self.node_survey = NodeSurvey(link, keys, self.view)
         self.observation = Observation(start, link, keys, self.node_survey, event_log, charts)
         figures = WorkerFigures(Stats(link, keys), self.view)
-        self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all))
+        self.survey = Survey(link, keys)
+        self.grants = Grants(store, link, keys, self.survey)
+        self.node_survey.answerers.hear(GrantRevoked, self.grants.heard)
+        self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all), self.grants)
         api = self._api(settings)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
         managed = Managed(records, webhooks, shard_key)
@@ -164,7 +170,7 @@ class ControlPlane:
             Occupancy(link, keys),
             publishing.daily,
             Idempotency(link, keys),
-            Survey(link, keys),
+            self.survey,
             settings.master_key(),
             self.observation.tracer,
         )
@@ -216,6 +222,7 @@ class ControlPlane:
             BrowserModule(),
             self.observation.usage,
             Verify(self._webhooks.secrets_of),
+            GrantRequests(self.grants),
             self.health,
             metrics,
             (*management, *self.dashboard.routes()),
@@ -273,6 +280,7 @@ class ControlPlane:
             leader=self._leader,
             # The next report would come up to a second later, and a leader gives up after 0.9 s.
             on_redis_back=lambda: self.fitness.report(),
+            before_fill=self.grants.fill,
         )
         records.on_change = janitor.record_changed
         records.on_changes = janitor.records_changed
@@ -299,6 +307,8 @@ class ControlPlane:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         asyncio.get_running_loop().set_exception_handler(self.counters.loop_exception)
         self._webhooks.prepare()
+        await self.grants.load()
+        self.grants.start()
         self.link.start(
             on_push=self._push_received,
             on_up=self._link_up,
@@ -379,6 +389,7 @@ class ControlPlane:
         self._redis_check.stop()
         self.janitor.stop()
         await self.store_sync.finish()
+        await self.grants.finish()
         await self.node_survey.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
@@ -397,6 +408,7 @@ class ControlPlane:
         self.fitness.report()
         self.node_survey.link_up()
         self.store_sync.link_up()
+        self.grants.link_up()
         self._redis_check.link_up()
 
     def _link_down(self, reason: str) -> None:

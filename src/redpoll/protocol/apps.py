@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from redpoll.protocol.channels import OWN_PREFIX, SERVER_TO_USER, is_encrypted, needs_auth, valid_name
+from redpoll.protocol.grants import AppGrants
 from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
 from redpoll.protocol.joining import MAX_RATE, Pace, path_of
 
@@ -91,6 +92,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client_events: bool = True
     subscription_count: bool = False
     watchlist: bool = False
+    grants: bool = False
     user_authentication_timeout_s: float = 0.0
     allowed_origins: tuple[str, ...] = ()
     max_connections: int = 0
@@ -178,12 +180,14 @@ _RULE_ID = re.compile(r"[0-9a-f]{6}").fullmatch
 
 
 class CurrentApp:
-    """The present record of one app. The sessions of the app share it, so a changed record reaches all at once."""
+    """The present record of one app, and what its sessions know of grants. The sessions of the app share it, so a
+    change reaches all at once. Without `grants` the clock stands at 0, and no grant counts."""
 
-    __slots__ = ("record",)
+    __slots__ = ("grants", "record")
 
-    def __init__(self, record: App) -> None:
+    def __init__(self, record: App, grants: AppGrants | None = None) -> None:
         self.record = record
+        self.grants = AppGrants(lambda: 0.0) if grants is None else grants
 
 
 def history_fault(rule: HistoryRule) -> str | None:
@@ -299,6 +303,11 @@ _TABLE = (
         "Send subscribers their number when it changes, except on presence channels. HTTP answers it in any case.",
     ),
     Setting("watchlist", "switch", "Tell signed-in users which users of their watchlist are online."),
+    Setting(
+        "grants",
+        "switch",
+        "Accept signed channel grants (JWT) in place of a signature for each channel and connection.",
+    ),
     Setting(
         "user_authentication_timeout_s",
         "seconds",

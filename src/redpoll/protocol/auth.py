@@ -17,7 +17,9 @@ from urllib.parse import unquote
 
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import CONSOLE
-from redpoll.protocol.errors import ApiError
+from redpoll.protocol.claims import ALGORITHM, MAX_GRANT_BYTES, algorithm_of, base64url, digest_of, read_grant
+from redpoll.protocol.errors import ApiError, ClientError
+from redpoll.protocol.grants import Grant
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -30,13 +32,16 @@ __all__ = [
     "PREFIX",
     "Params",
     "channel_fault",
+    "check_grant",
     "check_pair",
     "check_query",
     "check_size",
     "encryption_secret",
+    "grant_key",
     "hashes_of",
     "parse_query",
     "sign_channel",
+    "sign_grant",
     "signin_fault",
     "token_hash",
 ]
@@ -89,12 +94,16 @@ def hashes_of(app: App | None, key: str) -> "tuple[_Hash, _Hash, bool]":
 
 def _digest(secret: str, text: str) -> str:
     """HMAC-SHA256 in lowercase hex."""
+    return _mac(secret, text).hexdigest()
+
+
+def _mac(secret: str, text: str) -> "_Hash":
     inner, outer = _keyed_hashes(secret)
     message_hash = inner.copy()
     message_hash.update(text.encode("utf-8", "replace"))
     result = outer.copy()
     result.update(message_hash.digest())
-    return result.hexdigest()
+    return result
 
 
 def _verify(secret: str, text: str, claimed: bytes) -> bool:
@@ -164,6 +173,57 @@ def _keys_of(app: App) -> str:
     """The app's enabled keys, for a refusal. Keys are public: every page that connects contains one."""
     names = ", ".join(f"'{key.key}'" for key in app.keys if key.enabled)
     return f"the keys {names}" if names else "no enabled key"
+
+
+# -- grants -------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def grant_key(secret: str) -> str:
+    """The key of an app key's grants, 64 hex digits: derived, because JWT libraries refuse secrets as short as
+    Pusher's, and so that no other signature of the secret is a grant (protocol/README.md "Grants")."""
+    return _digest(secret, "redpoll-grant")
+
+
+def sign_grant(secret: str, signed: str) -> str:
+    """The JWT whose header and claims are `signed` (`HEADER.CLAIMS` in base64url), signed for a key's secret."""
+    return f"{signed}.{base64url(_mac(grant_key(secret), signed).digest()).decode()}"
+
+
+def check_grant(app: App, auth: str, now_s: float) -> Grant:
+    """The grant in `auth` (`KEY:JWT`), verified: signature first, then claims and time. `now_s` is Unix time. Raises
+    ClientError with the reason. What it is for (`Grant.channel_fault`) and whether it is revoked (`AppGrants`) is for
+    the caller to ask."""
+    if not app.grants:
+        raise ClientError(None, "Invalid grant: grants are off; the app's setting `grants` turns them on")
+    if len(auth) > MAX_GRANT_BYTES:
+        raise ClientError(None, f"Invalid grant: it has {len(auth)} bytes; at most {MAX_GRANT_BYTES} are allowed")
+    key, _, token = auth.partition(":")
+    secret = app.secret_of(key)
+    signed, _, signature = token.rpartition(".")
+    expected = base64url(_mac(grant_key(secret or NO_SECRET), signed).digest())
+    right = hmac.compare_digest(expected, signature.encode("utf-8", "replace"))
+    if secret is None:
+        raise ClientError(None, f"Invalid key in grant: '{key[:_MAX_KEY_CHARS]}'; the app has {_keys_of(app)}")
+    if not right:
+        raise ClientError(None, f"Invalid grant: {_unsigned_fault(token, key)}")
+    grant = read_grant(app.id, key, signed, digest_of(auth))
+    fault = grant.time_fault(now_s)
+    if fault is not None:
+        raise ClientError(None, f"Invalid grant: {fault}")
+    return grant
+
+
+def _unsigned_fault(token: str, key: str) -> str:
+    algorithm = algorithm_of(token) if token.count(".") == 2 else None
+    if algorithm is None:
+        return "auth must be the key, a colon and a JWT: three parts in base64url with dots between them"
+    if algorithm != ALGORITHM:
+        return f"its alg is {algorithm!r}; only {ALGORITHM} is accepted"
+    return (
+        f"its signature is wrong for the key '{key}'. The JWT's key is the hex HMAC SHA256 of 'redpoll-grant' under "
+        "the secret, as text"
+    )
 
 
 # -- encrypted channels, tokens ------------------------------------------------------------------------------

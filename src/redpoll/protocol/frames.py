@@ -33,6 +33,7 @@ __all__ = [
     "subscription_count",
     "subscription_error",
     "subscription_succeeded",
+    "user_data",
     "watchlist_events",
 ]
 
@@ -167,6 +168,12 @@ def subscription_count(channel: str, count: int) -> bytes:
 def signin_success(user_data: str) -> bytes:
     """`user_data` is repeated as sent, a string within the string."""
     return b'{"event":"pusher:signin_success","data":%b}' % _string(_encode({"user_data": user_data}))
+
+
+def user_data(user_id: str, user_info: bytes) -> str:
+    """`user_data` of a user whom a grant has signed in."""
+    user = {"id": user_id} | ({"user_info": msgspec.Raw(user_info)} if user_info else {})
+    return _encode(user).decode()
 
 
 def watchlist_events(online: Collection[str], offline: Collection[str]) -> bytes:

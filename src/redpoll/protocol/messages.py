@@ -18,7 +18,9 @@ from redpoll.protocol import channels
 from redpoll.protocol.apps import SETTINGS, App
 from redpoll.protocol.auth import AUTH_NAMES, Params
 from redpoll.protocol.channels import Kind
+from redpoll.protocol.claims import word_fault
 from redpoll.protocol.errors import ApiError, ClientError, fault_of
+from redpoll.protocol.grants import of_jti, of_user
 from redpoll.protocol.presence import parse_member
 
 try:
@@ -38,11 +40,15 @@ __all__ = [
     "Batch",
     "Call",
     "Item",
+    "Revoke",
     "Trigger",
+    "Unsubscribe",
     "check_channel",
     "decode_auth",
     "decode_batch",
     "decode_event",
+    "decode_revoke",
+    "decode_unsubscribe",
     "limits_of",
     "parse_channel_info",
     "parse_info",
@@ -107,6 +113,20 @@ class Auth(msgspec.Struct, gc=False):
     channel_data: str | None = None
 
 
+class Revoke(msgspec.Struct, gc=False):
+    """The body of `POST grants/revoke`."""
+
+    jti: str | None = None
+    sub: str | int | None = None
+
+
+class Unsubscribe(msgspec.Struct, gc=False):
+    """The body of `POST channels/NAME/unsubscribe`."""
+
+    user_id: str | int | None = None
+    socket_id: str | None = None
+
+
 _RULES: Final = Rules(
     channel_chars=channels.NAME_CHARS.encode(),
     max_channel_chars=channels.MAX_NAME_CHARS,
@@ -124,6 +144,8 @@ _T = TypeVar("_T")
 _trigger_decoder = msgspec.json.Decoder(Trigger)
 _batch_decoder = msgspec.json.Decoder(Batch)
 _auth_decoder = msgspec.json.Decoder(Auth)
+_revoke_decoder = msgspec.json.Decoder(Revoke)
+_unsubscribe_decoder = msgspec.json.Decoder(Unsubscribe)
 
 
 def limits_of(app: App) -> Limits:
@@ -237,6 +259,42 @@ def decode_auth(body: bytes, app: App, *, form: bool = False) -> AuthRequest:
     return AuthRequest(
         socket_id=request.socket_id, channel_name=request.channel_name, channel_data=request.channel_data
     )
+
+
+def decode_revoke(body: bytes) -> str:
+    """What `POST grants/revoke` revokes, as a subject of `AppGrants`. Raises ApiError."""
+    request = _decode(_revoke_decoder, body)
+    if (request.jti is None) is (request.sub is None):
+        raise ApiError("bad_request", "give jti, the id of one grant, or sub, the user of several")
+    word = str(request.sub if request.jti is None else request.jti)
+    fault = word_fault(word)
+    if fault is not None:
+        raise ApiError("bad_request", f"{'sub' if request.jti is None else 'jti'} {fault}")
+    return of_user(word) if request.jti is None else of_jti(word)
+
+
+def decode_unsubscribe(body: bytes, channel: str) -> tuple[str, str]:
+    """The user and the socket id that `POST channels/NAME/unsubscribe` names, "" for the one that isn't given. Raises
+    ApiError."""
+    check_channel(channel)
+    if not channels.needs_auth(channel) or channel.startswith(channels.OWN_PREFIX):
+        raise ApiError(
+            "invalid_channel",
+            f"channel {_quoted(channel)} needs no signature, so whoever is removed from it may subscribe again; only "
+            "private and presence channels have this",
+        )
+    request = _decode(_unsubscribe_decoder, body)
+    if (request.user_id is None) is (request.socket_id is None):
+        raise ApiError("bad_request", "give user_id or socket_id: whose subscription ends")
+    if request.socket_id is not None:
+        if _SOCKET_ID(request.socket_id) is None:
+            raise ApiError("invalid_socket_id", f"socket_id {_quoted(request.socket_id)} is not like 123.456")
+        return "", request.socket_id
+    user_id = str(request.user_id)
+    fault = word_fault(user_id)
+    if fault is not None:
+        raise ApiError("bad_request", f"user_id {fault}")
+    return user_id, ""
 
 
 def check_channel(name: str) -> None:

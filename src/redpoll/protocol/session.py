@@ -10,8 +10,8 @@ from collections.abc import MutableMapping
 import msgspec
 
 from redpoll.protocol import frames, incoming
+from redpoll.protocol.access import ANONYMOUS, PENDING, REVOKED, Access, Identity, Refused, Subscription, is_grant
 from redpoll.protocol.apps import App, CurrentApp
-from redpoll.protocol.auth import channel_fault, signin_fault
 from redpoll.protocol.channels import (
     CONSOLE,
     MAX_NAME_CHARS,
@@ -37,29 +37,11 @@ from redpoll.protocol.effects import (
 from redpoll.protocol.errors import ClientError, Code, fault_of
 from redpoll.protocol.history import parse_page, parse_rewind
 from redpoll.protocol.limits import Limits
-from redpoll.protocol.presence import Member, info_fault, parse_member
+from redpoll.protocol.presence import Member
 from redpoll.protocol.session_limits import BAD_FRAME, HISTORY_REQUESTS_PER_S, REFUSED_EVENT, SessionLimits
-from redpoll.protocol.users import MAX_WATCHED, parse_user
+from redpoll.protocol.users import MAX_WATCHED
 
 __all__ = ["Session", "Subscription"]
-
-
-class Subscription(msgspec.Struct, frozen=True, gc=False):
-    """A channel that this connection is subscribed to, or (`pending`) has asked for. `user_id` is set on presence
-    channels. `repeats` counts further subscribes that came while it was pending; each is acknowledged."""
-
-    pending: bool
-    user_id: str | None = None
-    repeats: int = 0
-
-
-class _Identity(msgspec.Struct, frozen=True, gc=False):
-    """What a connection has proved about itself, and whether it connected with `recover=1`. Four constants serve all
-    connections that aren't signed in, so that these facts cost one pointer."""
-
-    authorised: bool
-    recovers: bool
-    member: Member | None = None
 
 
 # While Redis is away, further subscribes to one pending channel aren't counted any more.
@@ -68,11 +50,7 @@ _MAX_QUOTED_CHARS = 64
 _REJECTED = "Client event rejected:"
 _NAME_FAULT = f"invalid channel name: 1 to {MAX_NAME_CHARS} of letters, digits and _-=@,.; are allowed"
 
-_PENDING = Subscription(pending=True)
 _SUBSCRIBED = Subscription(pending=False)
-# Each by whether it recovers.
-_ANONYMOUS = (_Identity(authorised=False, recovers=False), _Identity(authorised=False, recovers=True))
-_AUTHORISED = (_Identity(authorised=True, recovers=False), _Identity(authorised=True, recovers=True))
 _PONG = SendUrgent(frames.PONG)
 
 
@@ -98,7 +76,7 @@ class Session:
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
         self._rates: SessionLimits | None = None
-        self._identity = _ANONYMOUS[recovers]
+        self._identity: Identity = ANONYMOUS[recovers]
         self._current_app = app
         self.channels: MutableMapping[str, Subscription] = {} if channels is None else channels
 
@@ -114,8 +92,7 @@ class Session:
     @property
     def user_id(self) -> str | None:
         """The user that this connection is signed in as, or None. Independent of presence channels."""
-        member = self._identity.member
-        return None if member is None else member.user_id
+        return self._identity.user_id
 
     @property
     def authorised(self) -> bool:
@@ -165,14 +142,18 @@ class Session:
         if subscription is None or not subscription.pending:
             return []
         if not self._identity.authorised and needs_auth(channel):
-            self._identity = _AUTHORISED[self._identity.recovers]
+            self._identity = self._identity.when_authorised()
         # Replaces the key by the caller's string, so that all sessions in a channel share one.
         del channels[channel]
-        if subscription is _PENDING:
+        if subscription is PENDING:
             channels[channel] = _SUBSCRIBED
             return []
-        user_id = subscription.user_id
-        channels[channel] = Subscription(False, user_id) if user_id is not None else _SUBSCRIBED
+        if subscription.grant is not None:
+            channels[channel] = self._access().settled(subscription)
+        elif subscription.user_id is not None:
+            channels[channel] = Subscription(False, subscription.user_id)
+        else:
+            channels[channel] = _SUBSCRIBED
         return [Acknowledge(channel)] * subscription.repeats
 
     def refused(self, channel: str, reason: str, now: float) -> list[Effect]:
@@ -212,18 +193,15 @@ class Session:
                 return _refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
         elif not valid_name(channel) or is_reserved(channel):
             return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
-        member = None
+        member, pending = None, PENDING
         if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
             if not request.auth:
                 return self._auth_required(channel)
-            fault = channel_fault(self.app, self.socket_id, channel, request.auth, request.channel_data)
-            if fault is not None:
-                return _refusal(channel, "AuthError", fault, 401)
-            if kind is Kind.PRESENCE:
-                try:
-                    member = self._member(request.channel_data)
-                except ClientError as error:
-                    return _refusal(channel, "InvalidMember", error.message, 400)
+            access = self._access() if is_grant(request.auth) and channel != CONSOLE else None
+            try:
+                member, pending = self._identity.open_channel(self._current_app, access, self.socket_id, kind, request)
+            except Refused as refused:
+                return _refusal(channel, refused.type, refused.fault, refused.status)
         rewind = None
         if request.rewind is not None or request.since is not None:
             try:
@@ -236,20 +214,8 @@ class Session:
         if len(self.channels) >= self._limits.max_channels:
             fault = f"a connection may be subscribed to at most {self._limits.max_channels} channels"
             return _refusal(channel, "LimitReached", fault, 413)
-        self.channels[channel] = _PENDING if member is None else Subscription(True, member.user_id)
+        self.channels[channel] = pending
         return [Join(channel, member, rewind, self._identity.recovers or request.recover is True)]
-
-    def _member(self, channel_data: str | None) -> Member:
-        """The member that a signed subscribe names; without `channel_data` the signed-in user."""
-        if channel_data is not None:
-            return parse_member(channel_data, self.app)
-        member = self._identity.member
-        if member is None:
-            raise ClientError(None, "channel_data is missing, and this connection is not signed in")
-        fault = info_fault(member.user_info, self.app)
-        if fault is not None:
-            raise ClientError(None, f"channel_data is missing, and the signed-in user's {fault}")
-        return member
 
     def _subscribe_again(self, channel: str, existing: Subscription, member: Member | None, now: float) -> list[Effect]:
         """A repeated subscribe succeeds and changes nothing. As another user it is refused, and the first subscription
@@ -261,7 +227,8 @@ class Session:
             self._charge_subscribe(now)
             return [Acknowledge(channel)]
         if existing.repeats < _MAX_REPEATS:
-            self.channels[channel] = Subscription(True, existing.user_id, existing.repeats + 1)
+            repeats = existing.repeats + 1
+            self.channels[channel] = Subscription(True, existing.user_id, repeats, existing.grant)
         return []
 
     def _charge_subscribe(self, now: float) -> None:
@@ -308,25 +275,58 @@ class Session:
         self._charge_subscribe(now)
         return [Leave(channel, subscription.user_id)]
 
+    # -- taking back ----------------------------------------------------------------------------------------
+
+    def _access(self) -> Access:
+        access = self._identity.access
+        if access is None:
+            access = Access()
+            self._identity = msgspec.structs.replace(self._identity, access=access)
+        return access
+
+    @property
+    def sign_in_revoked(self) -> bool:
+        """Whether a grant signed this connection in that is revoked now."""
+        access = self._identity.access
+        return access is not None and access.sign_in_revoked(self._current_app.grants)
+
+    def revoked_channels(self) -> list[str]:
+        """The channels that a grant opened which is revoked now. Call `remove` for each."""
+        access = self._identity.access
+        return [] if access is None else access.revoked_channels(self.channels, self._current_app.grants)
+
+    def remove(self, channel: str, at_s: int | None = None) -> list[Effect]:
+        """Ends the subscription, if there is one, and tells the client. `at_s` (Unix time): no signature, and no grant
+        that was issued until then, opens the channel for this connection again."""
+        subscription = self.channels.pop(channel, None)
+        effects: list[Effect] = []
+        if subscription is not None:
+            effects = [Leave(channel, subscription.user_id), *_refusal(channel, "AuthError", REVOKED, 401)]
+        if at_s is not None:
+            barred = self._access().barred
+            barred[channel] = at_s
+            if len(barred) > self._limits.max_channels:
+                # On its next connection, what was signed for this one is worthless.
+                effects += self._close(Code.OVER_CAPACITY, "removed from too many channels; connect again")
+        return effects
+
     # -- signing in -----------------------------------------------------------------------------------------
 
     def _sign_in(self, data: msgspec.Raw) -> list[Effect]:
         """A connection that is signed in can't become another user (protocol/README.md "Users and watchlists")."""
         try:
             request = incoming.decode_sign_in(incoming.data_of(data))
-            fault = signin_fault(self.app, self.socket_id, request.auth, request.user_data)
-            if fault is not None:
-                return self._not_signed_in(fault)
-            user = parse_user(request.user_data)
+            access = self._access() if is_grant(request.auth) else None
+            user = self._identity.sign_in(self._current_app, access, self.socket_id, request)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as malformed:
             return self._not_signed_in(f"Invalid signin: {fault_of(malformed)}")
         except ClientError as error:
             return self._not_signed_in(error.message)
-        user_id = user.member.user_id
-        if self.user_id is not None and self.user_id != user_id:
-            return self._not_signed_in("Already signed in as another user")
-        self._identity = _Identity(True, self._identity.recovers, user.member)
-        effects: list[Effect] = [Send(frames.signin_success(request.user_data)), SignedIn(user_id, user.watchlist)]
+        user_id, member = user.member.user_id, user.member
+        self._identity = msgspec.structs.replace(self._identity, authorised=True, member=member)
+        # What came beside a grant is signed by nobody.
+        user_data = request.user_data if access is None else frames.user_data(member.user_id, member.user_info)
+        effects: list[Effect] = [Send(frames.signin_success(user_data)), SignedIn(user_id, user.watchlist)]
         if user.unwatched and self.app.watchlist:
             fault = f"Watchlist too long: the first {MAX_WATCHED} users are watched, the other {user.unwatched} are not"
             effects.append(Send(frames.error(Code.WATCHLIST_TOO_LONG, fault)))
@@ -357,6 +357,8 @@ class Session:
             return self._reject(f"{_REJECTED} this connection is not subscribed to channel {name}", now)
         if subscription.pending:
             return self._reject(f"{_REJECTED} the subscription to channel {channel} is in progress", now)
+        if subscription.grant is not None and not subscription.grant.client_events:
+            return self._reject(f"{_REJECTED} the grant's may for channel {channel} lacks 'client_events'", now)
         text = incoming.text_of(data)
         size = len(text) if text.isascii() else len(text.encode())
         if size > app.max_data_bytes:

@@ -40,6 +40,7 @@ __all__ = [
     "meta",
     "metadata",
     "revision",
+    "revoked_grants",
     "sessions",
     "state_facts",
     "tokens",
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0014"
+NEWEST: Final = "0015"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -150,6 +151,15 @@ tokens = Table(
     Column("last_used_at", Float, nullable=True),
     Column("revoked_at", Float, nullable=True),
     *_version_of("tokens"),
+)
+
+# Revoked grants. `subject` is what was revoked (protocol/grants.py), `at` when, in whole seconds.
+revoked_grants = Table(
+    "revoked_grants",
+    metadata,
+    Column("app_id", String(64), ForeignKey("apps.id", ondelete="CASCADE"), primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("at", BigInteger, nullable=False),
 )
 
 # The messages of an app on a UTC day (YYYYMMDD) that count against its daily limit: a copy of the counter in Redis, at

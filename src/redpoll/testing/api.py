@@ -34,7 +34,9 @@ from redpoll.control.http.schemas import (
     ChannelsResponse,
     ClearedResponse,
     Message,
+    RevokedResponse,
     TriggerResponse,
+    UnsubscribedResponse,
     User,
     UsersResponse,
 )
@@ -51,6 +53,8 @@ from redpoll.protocol.messages import (
     decode_auth,
     decode_batch,
     decode_event,
+    decode_revoke,
+    decode_unsubscribe,
     parse_channel_info,
     parse_info,
 )
@@ -60,6 +64,7 @@ from redpoll.testing.clock import Clock
 from redpoll.testing.failures import Failures
 from redpoll.testing.hub import Hub
 from redpoll.testing.request import Request
+from redpoll.testing.revocations import revoke, unsubscribe
 
 __all__ = ["Api"]
 
@@ -107,6 +112,8 @@ class Api:
             route("DELETE", channels + "/{channel}/history", "clear_history", self._clear, scope="publish"),
             route("POST", "/apps/{app_id}" + terminate, "terminate_connections", self._terminate, scope="publish"),
             route("POST", terminate, "terminate_connections_of_key", self._terminate, Access.ANY_APP, scope="publish"),
+            route("POST", channels + "/{channel}/unsubscribe", "unsubscribe", self._unsubscribe, scope="publish"),
+            route("POST", "/apps/{app_id}/grants/revoke", "revoke_grants", self._revoke, scope="publish"),
             route("POST", "/apps/{app_id}/auth", "auth", self._authorize, scope="auth", cross_origin=True),
             route("OPTIONS", "/apps/{app_id}/auth", "auth_preflight", self._preflight, Access.OPEN, cross_origin=True),
             route("GET", API_PREFIX + "/redpoll.js", "browser_module", lambda request: script.answer(""), Access.OPEN),
@@ -306,6 +313,17 @@ class Api:
             raise ApiError("bad_request", f"a user id has at most {MAX_USER_ID_CHARS} characters")
         self._hub.terminate(request.space, user_id)
         return request.ok(EMPTY_OBJECT)
+
+    def _revoke(self, request: Request) -> Response:
+        at_s = int(self._clock.real_time_s())
+        ended = revoke(self._hub, request.space, decode_revoke(request.body), at_s)
+        return request.ok(_encode(RevokedResponse(at_s, ended)))
+
+    def _unsubscribe(self, request: Request) -> Response:
+        channel = request.parameters[1]
+        user, socket = decode_unsubscribe(request.body, channel)
+        ended = unsubscribe(self._hub, request.space, channel, user, socket, int(self._clock.real_time_s()))
+        return request.ok(_encode(UnsubscribedResponse(ended)))
 
     def _authorize(self, request: Request) -> Response:
         is_form = request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _FORM

@@ -26,6 +26,7 @@ from redpoll.protocol.effects import (
     SignedIn,
 )
 from redpoll.protocol.errors import CLOSE_TEXTS, Code
+from redpoll.protocol.grants import AppGrants
 from redpoll.protocol.history import InvalidOffset, Position, UnknownEpoch, bounded
 from redpoll.protocol.users import TERMINATED
 from redpoll.testing.channel import Channel, Client
@@ -105,7 +106,9 @@ class Hub:
     # -- apps
 
     def add_app(self, app: App) -> None:
-        self.spaces[app.id] = Space(CurrentApp(app), Histories(self._clock.time_s))
+        # Back ends sign grants by the real time, as they do their requests.
+        current = CurrentApp(app, AppGrants(self._clock.real_time_s))
+        self.spaces[app.id] = Space(current, Histories(self._clock.time_s))
 
     def change_app(self, app: App) -> None:
         """The app has this record from now on; its open connections follow."""

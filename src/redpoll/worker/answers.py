@@ -10,8 +10,10 @@ from redpoll.cluster.questions import (
     Count,
     ListConnections,
     Move,
+    RevokeGrants,
     SilenceOfUser,
     TerminateUser,
+    Unsubscribe,
     UserSilent,
 )
 from redpoll.worker.connection_list import page_of
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from redpoll.cluster.lifecycle import Life
     from redpoll.cluster.survey import Answerers
     from redpoll.worker.hub.hub import Hub
+    from redpoll.worker.hub.revocations import Revocations
     from redpoll.worker.timers.drain import Drain
 
 __all__ = ["answer_questions"]
@@ -32,6 +35,7 @@ _MOVED: Final = "another server has more room; connect again"
 def answer_questions(
     answerers: Answerers,
     hub: Hub,
+    revocations: Revocations,
     life: Life,
     drain: Drain,
     w: Callable[[], str],
@@ -54,5 +58,7 @@ def answer_questions(
     answerers.answer(TerminateUser, lambda question: hub.users.terminate(question.app, question.user))
     answerers.answer(CloseSocket, lambda question: hub.close_socket(question.app, question.socket))
     answerers.answer_later(ListConnections, list_connections)
+    answerers.answer_later(RevokeGrants, revocations.revoke)
+    answerers.answer_later(Unsubscribe, revocations.unsubscribe)
     answerers.hear(SilenceOfUser, hub.user_resume.asked)
     answerers.hear(UserSilent, hub.user_resume.answered)

@@ -25,6 +25,7 @@ from redpoll.cluster.membership.registry import Registry, Timings
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.revoked_grants import RevokedInRedis
 from redpoll.cluster.stats import Stats
 from redpoll.cluster.survey import Answerers
 from redpoll.cluster.traces import TraceWriter
@@ -62,6 +63,7 @@ from redpoll.worker.fallback.fallback import Fallback
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.hub import Hub
+from redpoll.worker.hub.revocations import Revocations
 from redpoll.worker.hub.tracing import Tracing
 from redpoll.worker.ingress.gate import Gate
 from redpoll.worker.ingress.listeners import Listeners
@@ -118,21 +120,9 @@ class Worker:
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
         mailbox = Mailbox(self.link, keys, start.run, start.process)
-        self.registry = Registry(
-            self.link,
-            keys,
-            self.hub,
-            self.directory,
-            start.run,
-            start.process,
-            self.answerers,
-            timings=timings,
-            debounce_s=settings.webhook_debounce_s,
-            mailbox=mailbox,
-            # /readyz says which worker it is.
-            on_deaf=lambda broken: child_pipe.send(Deaf(broken)),
-            on_reach=lambda reach: child_pipe.send(ReachChanged(reach)),
-        )
+        self.revocations = Revocations(self.hub, self.hub.revoked_grants)
+        self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, self.revocations.read)
+        self.registry = self._create_registry(mailbox, timings)
         self.tracing = self._open_tracing(keys)
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
         # A circle: the replayer asks it whether a user returned, and it has what was missed replayed.
@@ -141,14 +131,7 @@ class Worker:
         debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        answer_questions(
-            self.answerers,
-            self.hub,
-            self.life,
-            self._drain,
-            lambda: self.registry.worker_id,
-            lambda app_id, channel: self.gate.streams.count(app_id, channel),
-        )
+        self._answer_questions()
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
         self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
         self.gate = Gate(
@@ -159,7 +142,7 @@ class Worker:
             self.directory,
             self.life,
             start.requests_path,
-            lambda: self.registry.ready and not self.backpressure.on and not self.aside.on,
+            lambda: self._serves and not self.backpressure.on and not self.aside.on,
             _max_connections(),
             self.fallback,
         )
@@ -173,6 +156,41 @@ class Worker:
             self.listeners,
             self.backpressure,
             self.fallback,
+        )
+
+    def _create_registry(self, mailbox: Mailbox, timings: Timings | None) -> Registry:
+        start, child_pipe = self.start_message, self.child_pipe
+        return Registry(
+            self.link,
+            self._keys,
+            self.hub,
+            self.directory,
+            start.run,
+            start.process,
+            self.answerers,
+            timings=timings,
+            debounce_s=start.settings.webhook_debounce_s,
+            mailbox=mailbox,
+            # /readyz says which worker it is.
+            on_deaf=lambda broken: child_pipe.send(Deaf(broken)),
+            on_reach=lambda reach: child_pipe.send(ReachChanged(reach)),
+            on_revoked_grant=self._revoked.check,
+        )
+
+    @property
+    def _serves(self) -> bool:
+        """Whether clients may be admitted: Redis answers, and what was revoked is known."""
+        return self.registry.ready and self._revoked.was_read
+
+    def _answer_questions(self) -> None:
+        answer_questions(
+            self.answerers,
+            self.hub,
+            self.revocations,
+            self.life,
+            self._drain,
+            lambda: self.registry.worker_id,
+            lambda app_id, channel: self.gate.streams.count(app_id, channel),
         )
 
     @property
@@ -220,7 +238,7 @@ class Worker:
     async def _begin(self) -> None:
         await self._has_shard_key.wait()
         await self.registry.start()
-        while not self.registry.ready:
+        while not self._serves:
             await asyncio.sleep(0.02)
         self.statistics.write()
         self.collector.start()
@@ -277,6 +295,7 @@ class Worker:
         self.gate.streams.close()
         await self.answerers.finish()
         await self.hub.user_resume.finish()
+        self._revoked.close()
         await self.registry.finish()
         await self.link.close()
         self.poller.close()

@@ -110,6 +110,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.directory,
         keys.directory_version,
         keys.revoked,
+        keys.revoked_grants,
         keys.traces("RUN").replace(b"{%b}" % traced.encode(), b"{%b}" % tag.encode()),
         keys.stats("RUN.K"),
         keys.topic("A", "C"),

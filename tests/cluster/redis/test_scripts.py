@@ -328,13 +328,14 @@ async def test_sum_of_counts_is_kept_and_never_outlives_a_call_that_does_not_kee
 
 async def test_beat_counts_and_returns_the_version_but_not_the_table(link, keys):
     """With the table in each reply, the beats of 3,200 workers took three cores of Redis (bench/parts/beats.py)."""
-    names = (keys.beat, keys.directory_version)
+    names = (keys.beat, keys.directory_version, keys.revoked_grants)
     assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]
     assert await link.ask(b"EXISTS", keys.beat) == 0
     await link.ask(b"HSET", keys.beat, *(part for k in range(2, 100) for part in (f"0123456789ab.{k}.0", 1)))
-    assert await link.execute(BEAT, names, (W, 1)) == [b"OK", None]
+    assert await link.execute(BEAT, names, (W, 1)) == [b"OK", None, None]
     await link.ask(b"SET", keys.directory_version, 12)
-    assert await link.execute(BEAT, names, (W, 0)) == [b"OK", b"12"]
+    revoked = await link.ask(b"XADD", keys.revoked_grants, b"*", b"1 jti x", 5)
+    assert await link.execute(BEAT, names, (W, 0)) == [b"OK", b"12", revoked]
     assert await link.ask(b"HGET", keys.beat, W) == b"2"
     await link.ask(b"HSET", keys.beat, W, -1)
     assert await link.execute(BEAT, names, (W, 0)) == [b"FENCED"]

@@ -16,6 +16,8 @@ SCOPES = {
     "channels": "read",
     "channel": "read",
     "users": "read",
+    "unsubscribe": "publish",
+    "revoke_grants": "publish",
     "terminate_connections": "publish",
     "terminate_connections_of_key": "publish",
     "auth": "auth",

@@ -1,9 +1,12 @@
 """The connections of a worker by app, and what is known of them without a look at each."""
 
+import time
+
 import pytest
 
 from redpoll._fanout import Flusher, Sink
 from redpoll.protocol.apps import App
+from redpoll.protocol.grants import RevokedGrants
 from redpoll.protocol.session import Session
 from redpoll.worker.hub.open_connections import _PART, OpenConnections, UnsentBytes
 
@@ -25,7 +28,7 @@ def flusher():
 
 @pytest.fixture
 def open_connections(flusher):
-    return OpenConnections(flusher)
+    return OpenConnections(flusher, RevokedGrants(time.time))
 
 
 @pytest.fixture

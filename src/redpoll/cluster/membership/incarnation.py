@@ -30,12 +30,17 @@ def _ignore() -> None:
     pass
 
 
+def _ignore_id(last: bytes | None) -> None:
+    pass
+
+
 class Incarnation:
     """`worker_id` (`name` as bytes) and `generations`, by shard, are what the scripts need. Call `register` on every
     new connection and after `adopt_next_name`, and `register_in` when shards of a Cluster are back.
 
     `on_fenced()` is called when a beat finds that this W was given up. Every beat also brings the version of the
-    directory, which goes to `directory`. `answered_at` is when Redis last answered one.
+    directory, which goes to `directory`, and the id of the last entry of revoked grants, for `on_revoked_grant`.
+    `answered_at` is when Redis last answered one.
     """
 
     def __init__(
@@ -47,12 +52,14 @@ class Incarnation:
         directory: Directory,
         timings: Timings,
         on_fenced: Callable[[], None] = _ignore,
+        on_revoked_grant: Callable[[bytes | None], None] = _ignore_id,
     ) -> None:
         self.number = 0
         self.generations = [0] * SHARDS
         self.answered_at = float("-inf")
         self.errors = 0
         self._on_fenced = on_fenced
+        self._on_revoked_grant = on_revoked_grant
         self._link = link
         self._keys = keys
         self._run = run
@@ -197,13 +204,14 @@ class Incarnation:
 
             self._link.run(BEAT, self._beat_keys(), (w, 0), done)
 
-    def _beat_keys(self) -> tuple[bytes, bytes]:
-        return self._keys.beat, self._keys.directory_version
+    def _beat_keys(self) -> tuple[bytes, bytes, bytes]:
+        return self._keys.beat, self._keys.directory_version, self._keys.revoked_grants
 
     def _beat_answered(self, reply: list[Any]) -> None:
         self.answered_at = self._link.clock()
-        _, directory_version = reply
+        _, directory_version, last_revoked_grant = reply
         self._directory.check_version(directory_version)
+        self._on_revoked_grant(last_revoked_grant)
 
     async def _run_all(self, calls: Sequence[tuple[Script, Sequence[bytes], Sequence[Any]]]) -> list[Any]:
         # All scripts in one pipeline. Those that Redis answers with an error are repeated until they succeed.

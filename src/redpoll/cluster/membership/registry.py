@@ -62,7 +62,7 @@ class Registry:
     `answerers` gets the messages on the topic `sys`; this class adds the directory's. `mailbox` is this
     worker's. `debounce_s` is as in `Sync`.
     `on_deaf(broken)` is called with True when Redis delivers no messages, and with False when it does again;
-    `on_reach` with each new value of `reach`.
+    `on_reach` with each new value of `reach`; `on_revoked_grant` as in `Incarnation`.
 
     Topics of channels that it doesn't hold: `listening`, see cluster/listening.py. Joins: see join_queue.py. Signed-in
     users: `sign_in(app, user_id)` and `sign_out(app_id, user_id)`, see signed_in.py. Watched users: `watch(app_id,
@@ -85,6 +85,7 @@ class Registry:
         mailbox: Mailbox | None = None,
         on_deaf: Callable[[bool], None] = _ignore,
         on_reach: Callable[[Reach], None] = _ignore,
+        on_revoked_grant: Callable[[bytes | None], None] = _ignore,
     ) -> None:
         timings = timings or Timings()
         answerers.hear(DirectoryChanged, directory.apply)
@@ -114,7 +115,9 @@ class Registry:
         # A circle: Sync needs the channels, which tell it what changed. The other one is that of `_fence`.
         channels = self._channels = LocalChannels(keys, events, lambda changed: self.sync.mark_dirty(changed))
         self._by_topic = channels.by_topic
-        incarnation = self.incarnation = Incarnation(link, keys, run, k, directory, timings, self._fence)
+        incarnation = self.incarnation = Incarnation(
+            link, keys, run, k, directory, timings, self._fence, on_revoked_grant
+        )
         counts = self._counts = Counts(channels, events)
         self.following = Following(channels, counts, directory, events)
         catchup = self.catchup = Catchup(self.history, events, timings)

@@ -116,6 +116,7 @@ class Keys:
         self.news = zero + b"news"
         self.records = zero + b"records"
         self.revoked = zero + b"revoked"
+        self.revoked_grants = zero + b"ungranted"
         self.controls = zero + b"controls"
 
     def head(self, at: int) -> bytes:

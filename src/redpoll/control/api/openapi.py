@@ -202,6 +202,9 @@ _FIELDS: Final = {
     "end": "The event is the channel's last: later publishes get 409 `channel_ended` until its history is cleared. "
     "Only on channels with history.",
     "channel_name": "A private, presence or encrypted channel.",
+    "jti": "The `jti` of one grant, or `sub`.",
+    "sub": "A user, all of whose grants that were issued until now are revoked, or `jti`.",
+    "user_id": "The member, the signed-in user, or the `sub` of a grant; or `socket_id`.",
     "channel_data": "For presence channels: JSON text with `user_id` and, optionally, `user_info`.",
 }
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from redpoll.control.api.api import Api
 from redpoll.control.api.browser_module import BrowserModule
+from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.history_query import HISTORY_QUERY
 from redpoll.control.api.openapi import Document
@@ -25,8 +26,10 @@ from redpoll.control.http.schemas import (
     EventsResponse,
     HistoryResponse,
     Messages,
+    RevokedResponse,
     TraceResponse,
     TriggerResponse,
+    UnsubscribedResponse,
     UsageResponse,
     UsersResponse,
     VerifyResponse,
@@ -38,7 +41,7 @@ from redpoll.control.tracing.eventlog import LOG_QUERY, EventTrace
 from redpoll.control.webhooks.verify import Verify, Webhook
 
 # The shapes of unchecked request bodies, for the OpenAPI document only; other code uses the checked ones.
-from redpoll.protocol.messages import Auth, Batch, Trigger
+from redpoll.protocol.messages import Auth, Batch, Revoke, Trigger, Unsubscribe
 
 __all__ = ["routes_of"]
 
@@ -63,6 +66,7 @@ def routes_of(
     browser_module: BrowserModule,
     usage: Usage,
     verify: Verify,
+    grants: GrantRequests,
     health: Health,
     metrics: Metrics,
     pages: Sequence[Route] = (),
@@ -163,6 +167,31 @@ def routes_of(
                     "Delete the stored messages of a channel; its history continues with a new epoch.",
                     ClearedResponse,
                     faults=("invalid_channel",),
+                ),
+            ),
+            Route(
+                "POST",
+                channels + "/{channel}/unsubscribe",
+                "unsubscribe",
+                grants.unsubscribe,
+                scope="publish",
+                about=About(
+                    "Remove a user, or one connection, from a private or presence channel; the connections stay.",
+                    UnsubscribedResponse,
+                    body=Unsubscribe,
+                    faults=("invalid_channel", "invalid_socket_id"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/grants/revoke",
+                "revoke_grants",
+                grants.revoke,
+                scope="publish",
+                about=About(
+                    "Revoke a signed channel grant, or all grants of a user, and end what they opened.",
+                    RevokedResponse,
+                    body=Revoke,
                 ),
             ),
             Route(

@@ -25,6 +25,7 @@ from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.commands import app_apply, app_import, app_write
+from redpoll.control.commands import grants as grant_commands
 from redpoll.control.commands import users as user_commands
 from redpoll.control.commands import webhooks as webhook_commands
 from redpoll.control.commands.context import Cluster, Context
@@ -345,6 +346,7 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "node list": _node_list,  # {} -> [NodeRow (control/nodes/nodes.py)]
     **webhook_commands.COMMANDS,
     **user_commands.COMMANDS,
+    **grant_commands.COMMANDS,
 }
 
 

@@ -14,6 +14,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.config.settings import Settings
 from redpoll.control.nodes.nodes import NodeList
+from redpoll.control.records.grants import Grants
 from redpoll.control.records.records import Records
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
@@ -33,6 +34,7 @@ class Cluster(NamedTuple):
     keys: Keys
     history: History
     nodes: NodeList
+    grants: Grants
 
 
 class Context:

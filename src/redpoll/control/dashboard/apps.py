@@ -20,7 +20,7 @@ __all__ = ["AppPages"]
 
 # How the page groups the settings. Settings that are in no group appear under the last heading.
 _GROUPS: Final = (
-    ("What clients may do", ("client_events", "subscription_count", "watchlist", "idempotency")),
+    ("What clients may do", ("client_events", "subscription_count", "watchlist", "grants", "idempotency")),
     (
         "Who may connect",
         (

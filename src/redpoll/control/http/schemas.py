@@ -24,8 +24,10 @@ __all__ = [
     "Empty",
     "EventsResponse",
     "LoggedCall",
+    "RevokedResponse",
     "TraceResponse",
     "TriggerResponse",
+    "UnsubscribedResponse",
     "User",
     "UsersResponse",
     "VerifyResponse",
@@ -61,6 +63,20 @@ class ChannelsResponse(msgspec.Struct, gc=False, omit_defaults=True):
 
     channels: dict[str, Attributes]
     next: str | UnsetType | None = UNSET
+
+
+class UnsubscribedResponse(msgspec.Struct, gc=False):
+    """How many subscriptions ended, on all nodes. 0: there was none."""
+
+    unsubscribed: int
+
+
+class RevokedResponse(msgspec.Struct, gc=False):
+    """`revoked_at`: Unix seconds. Grants of the user with a later `iat` are accepted. `unsubscribed`: how many
+    subscriptions ended."""
+
+    revoked_at: int
+    unsubscribed: int
 
 
 class CachedEvent(msgspec.Struct, gc=False):

@@ -7,6 +7,7 @@ posts their frames to the fan-out. It doesn't know JSON, signatures or other wor
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import monotonic
@@ -35,6 +36,7 @@ from redpoll.protocol.effects import (
     SignedIn,
 )
 from redpoll.protocol.errors import Code
+from redpoll.protocol.grants import RevokedGrants
 from redpoll.protocol.joining import Joined
 from redpoll.worker.hub.admission import Admission
 from redpoll.worker.hub.channel import Channel
@@ -66,7 +68,8 @@ class Hub:
 
     def __init__(self, flusher: Flusher) -> None:
         self.flusher = flusher
-        self.open_connections = OpenConnections(flusher)
+        self.revoked_grants = RevokedGrants(time.time)
+        self.open_connections = OpenConnections(flusher, self.revoked_grants)
         # By app id: events times the connections that each was sent to.
         self.events_sent: dict[str, int] = {}
         # Subscribes refused because of max_occupied_channels.
@@ -425,16 +428,20 @@ class Hub:
 
     # -- what the rest of the worker asks ------------------------------------------------------------------
 
-    def close_socket(self, app_id: str, socket_id: str) -> int:
-        """Close the connection with this id. Returns how many were closed, 0 or 1.
+    def find_socket(self, app_id: str, socket_id: str) -> Connection | None:
+        """The app's connection with this id.
 
         Searches the app's connections: it is rarely called, and a map would cost each connection 100 bytes.
         """
         hi, _, lo = socket_id.partition(".")
         # int() refuses very long texts.
         if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
-            return 0
-        connection = self.open_connections.find(app_id, int(hi), int(lo))
+            return None
+        return self.open_connections.find(app_id, int(hi), int(lo))
+
+    def close_socket(self, app_id: str, socket_id: str) -> int:
+        """Close the connection with this id. Returns how many were closed, 0 or 1."""
+        connection = self.find_socket(app_id, socket_id)
         if connection is None:
             return 0
         connection.shut(Code.UNAUTHORIZED, "the connection was closed by the app")

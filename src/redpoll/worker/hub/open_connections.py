@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App, CurrentApp
+from redpoll.protocol.grants import AppGrants, RevokedGrants
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
@@ -30,16 +31,17 @@ class _OfApp(Audience):
 
     __slots__ = ("current",)
 
-    def __init__(self, flusher: Flusher, app: App) -> None:
+    def __init__(self, flusher: Flusher, app: App, grants: AppGrants) -> None:
         super().__init__(flusher)
-        self.current = CurrentApp(app)
+        self.current = CurrentApp(app, grants)
 
 
 class OpenConnections:
-    """Contains each open connection with a session once."""
+    """Contains each open connection with a session once. `grants` has the revoked grants of all apps."""
 
-    def __init__(self, flusher: Flusher) -> None:
+    def __init__(self, flusher: Flusher, grants: RevokedGrants) -> None:
         self._flusher = flusher
+        self._grants = grants
         self._by_app: dict[str, _OfApp] = {}
         self._count = 0
 
@@ -54,7 +56,7 @@ class OpenConnections:
         """What the sessions of this app share. `add` a connection in the same step."""
         audience = self._by_app.get(app.id)
         if audience is None:
-            audience = self._by_app[app.id] = _OfApp(self._flusher, app)
+            audience = self._by_app[app.id] = _OfApp(self._flusher, app, self._grants.of(app.id))
         return audience.current
 
     def add(self, connection: Connection) -> None:

@@ -1,0 +1,150 @@
+"""The revocations of grants in Redis: a stream that every worker and control plane follows.
+
+A beat brings the id of the last entry (beat.lua), so whoever missed a message on `sys` reads what follows within a
+second. Nobody forgets what it has read before the grants have expired, so a Redis that starts empty is filled again by
+any control plane (cluster/README.md "Revoked grants").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+
+import hiredis
+import structlog
+
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.protocol.grants import MAX_LIFETIME_S, RevokedGrants
+
+__all__ = ["RevokedInRedis"]
+
+log = structlog.get_logger(__name__)
+
+# Revocations of one entry. The script of a beat reads the last entry, so it is small.
+_PAIRS_PER_ENTRY: Final = 50
+_ENTRIES_PER_READ: Final = 100
+# An entry leaves the stream an hour after the last grant that it is about.
+_KEPT_MS: Final = (MAX_LIFETIME_S + 3_600) * 1_000
+# The stream is written again without repetitions when it has this many entries more than the table needs.
+_MAX_SPARE_ENTRIES: Final = 2_000
+_START: Final = (0, 0)
+
+
+class RevokedInRedis:
+    """One process's copy of the stream is `table`. `was_read`: it has had all that Redis had, once.
+
+    `on_news(app_ids)` is called when others' revocations were read. Methods but `check` raise LinkDown or
+    hiredis.ReplyError.
+    """
+
+    def __init__(self, link: Link, keys: Keys, table: RevokedGrants, on_news: Callable[[set[str]], None]) -> None:
+        self.table = table
+        self.was_read = False
+        self._link = link
+        self._keys = keys
+        self._on_news = on_news
+        self._last = _START
+        self._reading: asyncio.Task[None] | None = None
+
+    def check(self, last: bytes | None) -> None:
+        """Takes the id of the stream's last entry, which a beat brought; None: it is empty."""
+        if last is None:
+            self.was_read = True
+        elif _id(last) != self._last and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.get_running_loop().create_task(self._follow(), name="revoked grants")
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _follow(self) -> None:
+        try:
+            await self.read()
+        except (LinkDown, hiredis.ReplyError) as error:
+            # The next beat asks again.
+            log.warning("revoked grants not read", reason=str(error))
+
+    async def read(self) -> set[tuple[str, str]]:
+        """Reads what follows the last entry read; all, if Redis has lost entries. Returns the app ids and subjects that
+        were read."""
+        newest = await self._link.ask(b"XREVRANGE", self._keys.revoked_grants, b"+", b"-", b"COUNT", 1)
+        if not newest or _id(newest[0][0]) < self._last:
+            self._last = _START
+        found: set[tuple[str, str]] = set()
+        news: set[str] = set()
+        while True:
+            first = b"(%d-%d" % self._last if self._last != _START else b"-"
+            entries = await self._link.ask(
+                b"XRANGE", self._keys.revoked_grants, first, b"+", b"COUNT", _ENTRIES_PER_READ
+            )
+            for entry_id, fields in entries:
+                for app_id, subject, at_s in _revocations(fields):
+                    found.add((app_id, subject))
+                    if self.table.put(app_id, subject, at_s):
+                        news.add(app_id)
+                self._last = _id(entry_id)
+            if len(entries) < _ENTRIES_PER_READ:
+                break
+        self.was_read = True
+        if news:
+            self._on_news(news)
+        return found
+
+    async def add(self, revoked: Iterable[tuple[str, str, int]]) -> None:
+        """Writes revocations: app id, subject, Unix seconds."""
+        pairs = [(f"{app_id} {subject}", at_s) for app_id, subject, at_s in revoked]
+        oldest = int(self.table.clock() * 1_000) - _KEPT_MS
+        await self._link.ask_all(
+            [
+                (
+                    b"XADD",
+                    self._keys.revoked_grants,
+                    b"MINID",
+                    b"~",
+                    oldest,
+                    b"*",
+                    *_flat(pairs[at : at + _PAIRS_PER_ENTRY]),
+                )
+                for at in range(0, len(pairs), _PAIRS_PER_ENTRY)
+            ]
+        )
+
+    async def fill(self) -> None:
+        """After a connection to Redis: reads what others have written, writes what is missing there, and shortens a
+        stream with many repetitions."""
+        # From the start: Redis may have lost what was read before.
+        self._last = _START
+        found = await self.read()
+        missing = [one for one in self.table if one[:2] not in found]
+        if missing:
+            await self.add(missing)
+        await self.shorten()
+
+    async def shorten(self) -> None:
+        """Writes a stream with many repetitions again."""
+        needed = len(self.table) // _PAIRS_PER_ENTRY + 1
+        if await self._link.ask(b"XLEN", self._keys.revoked_grants) <= needed + _MAX_SPARE_ENTRIES:
+            return
+        await self.read()
+        # What another control plane adds from here on has a greater id, and stays.
+        last = self._last
+        await self.add(self.table)
+        await self._link.ask(b"XTRIM", self._keys.revoked_grants, b"MINID", b"%d-%d" % (last[0], last[1] + 1))
+
+
+def _id(text: Any) -> tuple[int, int]:
+    milliseconds, _, number = bytes(text).partition(b"-")
+    return int(milliseconds), int(number)
+
+
+def _flat(pairs: Collection[tuple[str, int]]) -> list[str | int]:
+    return [part for pair in pairs for part in pair]
+
+
+def _revocations(fields: Any) -> Iterable[tuple[str, str, int]]:
+    flat = [part for pair in fields for part in pair] if fields and isinstance(fields[0], list) else fields
+    for field, value in zip(flat[::2], flat[1::2], strict=True):
+        app_id, _, subject = bytes(field).decode().partition(" ")
+        yield app_id, subject, int(value)

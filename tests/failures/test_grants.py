@@ -1,0 +1,169 @@
+"""Grants and subscriptions that are taken back, on two nodes, while something is away (deploy/failures.md "A grant is
+revoked")."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conftest import RedisServer
+from granting import mint
+from leading import command
+from postgres import PostgresServer
+from redpoll.cluster.redis.keys import Keys
+from server import Server
+from wire import Api, Socket, channel_auth, connect_patiently
+
+HEADING = "A grant is revoked"
+SUCCEEDED = "pusher_internal:subscription_succeeded"
+REFUSED = "pusher:subscription_error"
+
+
+@pytest.fixture(scope="module")
+def own_redis_of_module(tmp_path_factory) -> Iterator[RedisServer]:
+    redis = RedisServer(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture(scope="module")
+def database(own_postgres) -> str:
+    return own_postgres.create_database()
+
+
+@pytest.fixture(scope="module")
+def nodes(own_redis_of_module, own_postgres, database) -> Iterator[list[Server]]:
+    settings = {"workers": 1, "database_url": own_postgres.url(database)}
+    nodes = [Server(redis_url=own_redis_of_module.url, node_name=name, **settings) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        for node in pool.map(lambda node: node.__enter__(), nodes):
+            assert node.port
+        command(nodes[0], "app", "set", nodes[0].app_id, "grants=true")
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            node.__exit__(None, None, None)
+
+
+def grant(node: Server, *channels: str, **claims: object) -> str:
+    return mint(node.app_key, node.app_secret, *channels, **claims)
+
+
+async def answer(socket: Socket, channel: str, auth: str) -> dict:
+    """The first frame that answers a subscribe."""
+    socket.send({"event": "pusher:subscribe", "data": {"channel": channel, "auth": auth}})
+    return await socket.next(None, channel)
+
+
+async def until_granted(node: Server) -> None:
+    """Waits until the node's worker knows that the app accepts grants."""
+    while True:
+        socket = await Socket.connect(node)
+        frame = await answer(socket, "private-probe", grant(node, "private-probe"))
+        socket.abort()
+        if frame["event"] == SUCCEEDED:
+            return
+
+
+async def revoked_error(socket: Socket, channel: str) -> None:
+    frame = await socket.next(REFUSED, channel)
+    assert '"type":"AuthError"' in frame["data"]
+    assert '"status":401' in frame["data"]
+    assert "access was revoked" in frame["data"]
+
+
+async def revoke(node: Server, **body: str) -> dict:
+    async with Api(node) as api:
+        status, revoked = await api.ask("POST", "/grants/revoke", body)
+    assert status == 200, revoked
+    return revoked
+
+
+async def test_a_revocation_ends_the_subscription_on_another_node_also_without_postgres_and_after_redis_lost_its_data(
+    nodes, own_redis_of_module, own_postgres, database, figures, wait_until
+):
+    one, two = nodes
+    await until_granted(two)
+    auths = {jti: grant(two, "private-a-*", jti=jti, sub=f"user {jti}") for jti in ("first", "second", "third")}
+    sockets = {jti: await Socket.connect(two) for jti in auths}
+    for jti, socket in sockets.items():
+        assert (await answer(socket, f"private-a-{jti}", auths[jti]))["event"] == SUCCEEDED
+
+    began = time.monotonic()
+    assert (await revoke(one, jti="first"))["unsubscribed"] == 1
+    await revoked_error(sockets["first"], "private-a-first")
+    figures.note(HEADING, "asked on one node, ended on the other", time.monotonic() - began, "s", "below 1")
+    again = await answer(sockets["first"], "private-a-other", auths["first"])
+    assert (again["event"], "access was revoked" in again["data"]) == (REFUSED, True)
+
+    own_postgres.kill()
+    began = time.monotonic()
+    assert (await revoke(one, sub="user second"))["unsubscribed"] == 1
+    await revoked_error(sockets["second"], "private-a-second")
+    figures.note(HEADING, "the same while PostgreSQL is away", time.monotonic() - began, "s", "below 1")
+
+    # Redis comes back empty, and a worker that has never seen the revocations with it.
+    own_redis_of_module.kill()
+    shutil.rmtree(own_redis_of_module.folder / "appendonlydir")
+    own_redis_of_module.start()
+    await wait_until(lambda: own_redis_of_module.call("XLEN", Keys().revoked_grants))
+    before = two.worker_pids()
+    two.kill_worker(0)
+    await wait_until(lambda: two.worker_pids() not in ([], before))
+    for jti in ("first", "second"):
+        async with asyncio.timeout(60):
+            socket = await connect_patiently(two)
+            refused = await answer(socket, f"private-a-{jti}", auths[jti])
+            assert (refused["event"], "access was revoked" in refused["data"]) == (REFUSED, True)
+            socket.abort()
+    socket = await connect_patiently(two)
+    assert (await answer(socket, "private-a-third", auths["third"]))["event"] == SUCCEEDED
+    await asyncio.to_thread(own_postgres.start)
+    for jti in ("first", "second"):
+        checked = await asyncio.to_thread(command, one, "grant", "check", one.app_id, auths[jti])
+        assert (checked["valid"], checked["reason"]) == (False, "it was revoked")
+    while await asyncio.to_thread(stored, own_postgres, database) != {"jti first", "sub user second"}:
+        await asyncio.sleep(0.05)
+    for socket in sockets.values():
+        socket.abort()
+
+
+def stored(postgres: PostgresServer, database: str) -> set[str]:
+    return {row["subject"] for row in postgres.execute(database, "SELECT subject FROM revoked_grants")}
+
+
+async def test_a_user_is_removed_from_one_channel_on_all_nodes_and_needs_a_new_signature(nodes, wait_until):
+    one, two = nodes
+    member = await Socket.connect(two)
+    other = await Socket.connect(one)
+    await other.subscribe("presence-room", "anna")
+    await member.subscribe("presence-room", "ben")
+    await member.subscribe("private-mine", None)
+    await other.next("pusher_internal:member_added", "presence-room")
+    async with Api(one) as api:
+        path = "/channels/presence-room/unsubscribe"
+        assert await api.ask("POST", path, {"user_id": "ben"}) == (200, {"unsubscribed": 1})
+        await revoked_error(member, "presence-room")
+        await other.next("pusher_internal:member_removed", "presence-room")
+        assert await api.users("presence-room") == ["anna"]
+        assert await api.ask("POST", path, {"user_id": "ben"}) == (200, {"unsubscribed": 0})
+        data = '{"user_id": "ben"}'
+        auth = channel_auth(two, member.socket_id, "presence-room", data)
+        request = {"channel": "presence-room", "auth": auth, "channel_data": data}
+        member.send({"event": "pusher:subscribe", "data": request})
+        await revoked_error(member, "presence-room")
+        # Its other channel and the connection stay.
+        path = "/channels/private-mine/unsubscribe"
+        assert await api.ask("POST", path, {"socket_id": member.socket_id}) == (200, {"unsubscribed": 1})
+        await revoked_error(member, "private-mine")
+        await member.ping()
+    # A signature for another connection is a new one.
+    returned = await Socket.connect(two)
+    await returned.subscribe("presence-room", "ben")
+    for socket in (member, other, returned):
+        await socket.close()
