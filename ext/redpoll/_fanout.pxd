@@ -91,6 +91,7 @@ cdef class Sink(Polled):
     cdef void detach_transport(self) noexcept
     cdef int note(self, bytes frame, bint urgent) except -1
     cdef int owe(self, bytes frame, bint urgent) except -1
+    cdef void drop_unsent(self) noexcept
     cdef int lengthen(self, bytes frame, bint urgent) except -1
     cdef inline uint64_t unsent_weight(self) noexcept
     cdef int be_flushed(self) except -1

@@ -367,18 +367,30 @@ cdef class Sink(Polled):
                 if not self.writable:
                     return 0
             if self.paused and self.unsent_weight() + size > flusher.max_unsent_bytes:
-                self.forget_unsent()
-                self.writable = False
-                # The flush closes it, because the caller may be iterating over an audience.
-                self.overrun = True
-                if not self.queued:
-                    put(&flusher.quick, <PyObject*> self, IN_QUICK)
+                self.drop_unsent()
                 return 0
         self.lengthen(frame, urgent)
         flusher.frames_posted += 1
         if not self.queued & IN_QUICK and not self.paused:
             put(&flusher.quick, <PyObject*> self, IN_QUICK)
         return 1
+
+    def overrun_now(self):
+        """More waits for this sink than may, where its caller keeps it: the next flush closes it, as with too many unsent
+        bytes."""
+        if self.writable:
+            reserve(&self.flusher.quick, 1)
+            self.drop_unsent()
+            self.flusher.wake()
+
+    cdef void drop_unsent(self) noexcept:
+        """Drop all frames, and let the next flush close this sink: the caller may be iterating over an audience. There is
+        room in the quick queue."""
+        self.forget_unsent()
+        self.writable = False
+        self.overrun = True
+        if not self.queued:
+            put(&self.flusher.quick, <PyObject*> self, IN_QUICK)
 
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
         """Add `frame` after the others, without checking the limit."""

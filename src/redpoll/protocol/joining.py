@@ -32,6 +32,8 @@ _MAX_STEPS: Final = 8
 _STEPS = re.compile(r"[^.\s\"\\\x00-\x1f\x7f]+(?:\.[^.\s\"\\\x00-\x1f\x7f]+)*").fullmatch
 # What waits in one joiner, whatever the names: beyond it, everything is sent.
 _MAX_WAITING_BYTES: Final = 256 * 1024
+# Texts of one event that are kept apart; each takes more memory than its bytes.
+_MAX_TEXTS: Final = 1_000
 # Trace ids that one joined event carries.
 _MAX_TRACES: Final = 100
 
@@ -197,6 +199,8 @@ class Joined:
 
     def add(self, part: Part, text: bytes, parts: int, offset: int, traces: Sequence[bytes], size: int) -> None:
         """`part` is the last of so many more parts, with this text. `size` is the new one."""
+        if len(self._texts) == _MAX_TEXTS:
+            self._texts = [self.text]
         self._texts.append(text)
         self.size = size
         self.last = part
@@ -257,8 +261,9 @@ class Joiner:
             if not self._grow(earlier, part, part.text, 1, part.offset, traces):
                 self._append(Joined(part))
 
-    def add_joined(self, joined: Joined) -> None:
-        """As `add`, for what another joiner sent. `joined` doesn't change."""
+    def add_joined(self, joined: Joined, parts: Sequence[Part] = ()) -> None:
+        """As `add`, for what another joiner sent. `joined` doesn't change. If it has no room as a whole, its `parts`
+        are added, if they are given."""
         key = joined.key
         earlier = self._open.get(key) if key is not None else None
         if earlier is None:
@@ -266,7 +271,11 @@ class Joiner:
         elif self._pace.latest:
             self._replace(earlier, joined.copy())
         elif not self._grow(earlier, joined.last, joined.text, joined.parts, joined.offset, joined.traces):
-            self._append(joined.copy())
+            if len(parts) > 1:
+                for part in parts:
+                    self.add(part)
+            else:
+                self._append(joined.copy())
 
     def _append(self, joined: Joined) -> None:
         key = joined.key

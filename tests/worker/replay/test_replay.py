@@ -5,7 +5,7 @@ from redpoll.cluster.envelopes import event_envelope, event_tail
 from redpoll.cluster.history import HistoryPosition, Page, Row
 from redpoll.cluster.membership.hold_call import CHANNEL
 from redpoll.cluster.membership.local_channel import LocalChannel
-from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, PageFrames, Replay, State
+from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, Replay, State
 
 
 class Sink:
@@ -34,37 +34,6 @@ def replay_of(readers: HistoryReaders, sid: tuple[int, int] = (1, 2)) -> Replay:
     replay = Replay(local_channel, Sink(sid), 0.0, answer=Answer(b"", None))
     readers.replays[replay.connection] = replay
     return replay
-
-
-class TestPageFrames:
-    def test_a_page_says_whether_something_is_missing_before_it(self):
-        page_frames = PageFrames(page_of(10, 20, 30), b"c")
-        assert [page_frames.unbroken(at) for at in (8, 9, 15, 20, 30, 31)] == [False, True, False, True, True, False]
-
-    def test_a_page_does_not_know_what_follows_it(self):
-        page_frames = PageFrames(page_of(10, 20, more=True), b"c")
-        assert page_frames.unbroken(10) is True
-        assert page_frames.unbroken(20) is None
-
-    def test_frames_are_joined_and_made_once_for_all(self):
-        page_frames = PageFrames(page_of(10, 20, 30), b"c")
-        (plain,) = page_frames.frames(Sink(), 1, 3, False)
-        assert page_frames.frames(Sink((3, 4)), 1, 3, False)[0] is plain
-        assert plain.count(b'"channel":"c"') == 2
-        (with_offsets,) = page_frames.frames(Sink(), 1, 3, True)
-        assert b'"offset":20' in with_offsets
-        assert b'"offset":30' in with_offsets
-
-    def test_an_excluded_socket_gets_the_other_messages(self):
-        page = page_of(10, 20)
-        excluding = page._replace(rows=[page.rows[0], Row(20, 10, event_tail("n", "20", skip="1.2"))])
-        page_frames = PageFrames(excluding, b"c")
-        assert len(page_frames.frames(Sink((1, 2)), 0, 2, False)) == 1
-        assert b"".join(page_frames.frames(Sink((3, 4)), 0, 2, False)).count(b'"event":"n"') == 2
-
-    def test_client_events_and_server_events_are_distinguished(self):
-        assert not PageFrames(page_of(10, 20, event="client-n"), b"c").has_server_event(0, 2)
-        assert PageFrames(page_of(10, 20), b"c").has_server_event(1, 2)
 
 
 class TestUnstoredEvents:

@@ -12,7 +12,7 @@ from redpoll.protocol.joining import Joined, Joiner, Pace, Part
 from redpoll.worker.replay.pacing import frame_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from redpoll.worker.hub.connection import Connection
 
@@ -47,6 +47,16 @@ class Gathering:
         located = self.located
         if located is None or part.offset > located.mixed_until or part.key in located.keys:
             self._joiner.add(part)
+
+    def add_all(self, joined: Sequence[tuple[Joined, Sequence[Part]]]) -> None:
+        """Take the messages of a page, joined as far as they can be, and each with its parts. There are none that are
+        left out."""
+        for one, parts in joined:
+            self._joiner.add_joined(one, parts)
+
+    def leaves_out(self, offset: int) -> bool:
+        """Whether messages from this offset on may be left out."""
+        return self.located is not None and offset <= self.located.mixed_until
 
     def finished(self) -> list[bytes]:
         """The frames that nothing can be joined to any more."""

@@ -6,8 +6,8 @@ so a frame is made once. Two kinds of them don't, and have events of their own t
 - Newcomers came while events waited that were published before they came. They join the others at the next sending.
 - Lagging connections have a full kernel buffer. They get everything that came meanwhile, joined, when it is empty.
 
-Nothing here is stored. What waits for a lagging connection counts like unsent bytes: with more than `max_unsent_bytes`
-it is closed with 4100.
+Nothing here is stored. What waits for a lagging connection in all channels counts like unsent bytes: with more than
+`max_unsent_bytes` it is closed with 4100.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelPacing", "Pacing", "frame_of", "part_of"]
 
+# Groups of newcomers in one lane: each event is added to each group. With more, everything is sent earlier.
+_MAX_GROUPS: Final = 64
 # Subscribers of a lane whose kernel buffers are looked at before a sending. Of larger lanes, others the next time.
 _LOOKED_AT: Final = 20_000
 
@@ -62,6 +64,25 @@ class Pacing:
         self.flusher = flusher
         self.writable = writable
         self.on_sent = on_sent
+        # By lagging connection: the bytes that wait for it, in all channels.
+        self._held: dict[Connection, int] = {}
+
+    def hold(self, connection: Connection, lag: _Lag) -> int:
+        """Note what waits for a connection in one channel. Returns the bytes that wait for it in all."""
+        size = lag.size
+        total = self._held.get(connection, 0) + size - lag.noted
+        lag.noted = size
+        if total:
+            self._held[connection] = total
+        else:
+            self._held.pop(connection, None)
+        return total
+
+    def forget(self, connection: Connection, lag: _Lag) -> None:
+        """Nothing waits for a connection in one channel any more."""
+        lag.joiner.take()
+        lag.leaving.clear()
+        self.hold(connection, lag)
 
 
 class _Newcomers:
@@ -76,13 +97,14 @@ class _Newcomers:
 
 class _Lag:
     """What a connection is behind. `ready`: nothing is unsent. `leaving` is what is taken from the joiner and yet to be
-    sent. `since` is the loop's time."""
+    sent. `since` is the loop's time. `noted` is the size that `Pacing.hold` knows."""
 
-    __slots__ = ("joiner", "leaving", "ready", "since")
+    __slots__ = ("joiner", "leaving", "noted", "ready", "since")
 
     def __init__(self, joiner: Joiner, since: float) -> None:
         self.joiner = joiner
         self.leaving: deque[Joined] = deque()
+        self.noted = 0
         self.ready = False
         self.since = since
 
@@ -183,13 +205,19 @@ class _Lane:
             self._audience.add(connection)
             return
         if not self._newcomers or len(self._newcomers[-1].joiner):
+            if len(self._newcomers) == _MAX_GROUPS:
+                self.flush(asyncio.get_running_loop().time())
+                self._audience.add(connection)
+                return
             joiner = Joiner(self._pace, self._with_offset)
             self._newcomers.append(_Newcomers(self._channel.shared.flusher, joiner))
         self._newcomers[-1].audience.add(connection)
 
     def discard(self, connection: Connection) -> bool:
         """Remove a subscriber that isn't in the audience. False: it isn't here."""
-        if self._lagging.pop(connection, None) is not None:
+        lag = self._lagging.pop(connection, None)
+        if lag is not None:
+            self._channel.shared.forget(connection, lag)
             return True
         return any(group.audience.discard(connection) for group in self._newcomers)
 
@@ -203,11 +231,12 @@ class _Lane:
     def settle(self, connection: Connection, now: float) -> None:
         """Send this connection all that it is behind, whether it reads or not."""
         self.flush(now)
-        lag = self._lagging.pop(connection, None)
+        lag = self._lagging.get(connection)
         if lag is not None:
+            self._join_others(connection)
             lag.leaving.extend(lag.joiner.take())
             self._hand_over(connection, lag, 2**63)
-            self._audience.add(connection)
+            self._channel.shared.forget(connection, lag)
 
     def close(self, now: float) -> None:
         """The channel is no longer paced."""
@@ -240,13 +269,15 @@ class _Lane:
         self._channel.arm()
 
     def _serve_lagging(self) -> None:
+        shared = self._channel.shared
         for connection, lag in list(self._lagging.items()):
             if lag.ready:
                 self._serve(connection, lag)
-            elif lag.size + connection.unsent_bytes > self._channel.shared.flusher.max_unsent_bytes:
-                # More than may be unsent: the fan-out closes it.
-                lag.leaving.extend(lag.joiner.take())
-                self._hand_over(connection, lag, 2**63)
+            elif shared.hold(connection, lag) + connection.unsent_bytes > shared.flusher.max_unsent_bytes:
+                # Among the others, it is one that lost the event.
+                self._join_others(connection)
+                shared.forget(connection, lag)
+                connection.overrun_now()
 
     def _serve(self, connection: Connection, lag: _Lag) -> None:
         """A connection that has read everything gets what it is behind. With much of it, it has to read in between."""
@@ -256,8 +287,13 @@ class _Lane:
         if lag.leaving:
             self._await_drained(connection, lag)
         else:
-            del self._lagging[connection]
-            self._audience.add(connection)
+            self._join_others(connection)
+        self._channel.shared.hold(connection, lag)
+
+    def _join_others(self, connection: Connection) -> None:
+        """The connection gets the next events as all others do."""
+        del self._lagging[connection]
+        self._audience.add(connection)
 
     def _hand_over(self, connection: Connection, lag: _Lag, at_most: int) -> None:
         socket_id = (connection.sid_hi, connection.sid_lo)

@@ -7,19 +7,16 @@ no I/O. `replayer.py` decides what happens next.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
-from redpoll.cluster.history import Page
 from redpoll.protocol import frames
 from redpoll.protocol.history import Rewind
-from redpoll.protocol.joining import Part
 from redpoll.worker.replay.gathering import Gathering, Located
-from redpoll.worker.replay.pacing import ChannelPacing, part_of
+from redpoll.worker.replay.pacing import ChannelPacing
+from redpoll.worker.replay.page_frames import PageFrames
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
@@ -30,7 +27,6 @@ __all__ = [
     "Answer",
     "HistoryReaders",
     "Kind",
-    "PageFrames",
     "Replay",
     "State",
     "Wants",
@@ -350,6 +346,10 @@ class HistoryReaders:
     ) -> list[bytes]:
         gathering = replay.gather(pacing)
         frames: list[bytes] = []
+        whole = start == 0 and stop == len(page.offsets) > 0
+        if whole and not self.unstored and not gathering.leaves_out(page.offsets[0]):
+            gathering.add_all(page.joined(pacing, replay.recovers))
+            return gathering.finished()
         for part in page.parts(pacing)[start:stop]:
             unstored = self.take_unstored(replay, part.offset)
             if unstored:
@@ -378,59 +378,3 @@ def position_frame(local_channel: LocalChannel) -> bytes:
     history = local_channel.history
     assert history is not None
     return _frame.text(frames.position(local_channel.channel, history.epoch, history.last, False))
-
-
-class PageFrames:
-    """A page of history as frames of one channel. Each frame is made once, when the first connection needs it."""
-
-    def __init__(self, page: Page, name: bytes) -> None:
-        self.page = page
-        self.offsets = [row.offset for row in page.rows]
-        self._name = name
-        self._frames: tuple[list[tuple[bytes, int, int]], ...] = ([], [])
-        self._joined: dict[tuple[int, int, bool], bytes] = {}
-        self._skips: set[tuple[int, int]] = set()
-        self._parts: list[Part] = []
-
-    def start(self, at: int) -> int:
-        """The index of the first message after the offset `at`."""
-        return bisect_right(self.offsets, at)
-
-    def unbroken(self, at: int) -> bool | None:
-        """Whether no message is missing between the offset `at` and the first message after it.
-
-        None: this page ends before `at`.
-        """
-        start = self.start(at)
-        if start < len(self.offsets):
-            return self.page.rows[start].prev == at
-        return None if self.page.more else self.page.top == at
-
-    def has_server_event(self, start: int, stop: int) -> bool:
-        """Whether one of the messages `start` to `stop` isn't a client event."""
-        return any(not row.event.startswith("client-") for row in self.page.rows[start:stop])
-
-    def parts(self, pacing: ChannelPacing) -> list[Part]:
-        """All messages, to be joined."""
-        if not self._parts:
-            self._parts = [part_of(pacing.pace, row.envelope()) for row in self.page.rows]
-        return self._parts
-
-    def frames(self, connection: Connection, start: int, stop: int, with_offset: bool) -> Sequence[bytes]:
-        """The messages `start` to `stop` for this connection, without those published with its socket id to skip."""
-        made = self._made(with_offset)
-        socket_id = (connection.sid_hi, connection.sid_lo)
-        if socket_id in self._skips:
-            return [frame for frame, *skip in made[start:stop] if tuple(skip) != socket_id]
-        key = (start, stop, with_offset)
-        joined = self._joined.get(key)
-        if joined is None:
-            joined = self._joined[key] = b"".join(frame for frame, _, _ in made[start:stop])
-        return [joined]
-
-    def _made(self, with_offset: bool) -> list[tuple[bytes, int, int]]:
-        made = self._frames[with_offset]
-        if not made and self.page.rows:
-            made.extend(_frame.frame_of(row.envelope(), self._name, with_offset) for row in self.page.rows)
-            self._skips.update((hi, lo) for _, hi, lo in made if hi or lo)
-        return made

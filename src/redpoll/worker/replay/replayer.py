@@ -19,12 +19,12 @@ from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
 from redpoll.worker.replay.locating import Locating
+from redpoll.worker.replay.page_frames import PageFrames
 from redpoll.worker.replay.replay import (
     MAX_OFFSET,
     Answer,
     HistoryReaders,
     Kind,
-    PageFrames,
     Replay,
     State,
     Wants,

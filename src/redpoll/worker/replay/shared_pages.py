@@ -16,7 +16,8 @@ import structlog
 
 from redpoll.cluster.history import MAX_PAGE_ROWS, History, Page
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.worker.replay.replay import HistoryReaders, PageFrames, Replay, State
+from redpoll.worker.replay.page_frames import PageFrames
+from redpoll.worker.replay.replay import HistoryReaders, Replay, State
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
