@@ -2,6 +2,7 @@
 
 import base64
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -390,6 +391,13 @@ def test_certificates_may_be_a_list_or_one_of_them_in_the_file(tls, tmp_path):
     assert load({"tls_cert": f"{cert},{cert}", "tls_key": f"{key}, {key}"}, tls)[0].tls_key == (key, key)
     folder = written(tmp_path, f'tls_port = 0\ntls_cert = "{tmp_path}"')
     assert load({}, {}, folder)[0].tls_cert == (str(tmp_path),)
+
+
+def test_a_python_without_ssl_is_named(tls, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ssl", None)
+    faults = faults_of({"tls_client_ca": tls["REDPOLL_TLS_CERT"]}, tls)
+    assert list(faults) == ["REDPOLL_TLS_CERT", "--tls-client-ca"]
+    assert all("without the module ssl" in text for text in faults.values())
 
 
 def test_authorities_of_clients_are_checked(tls, tmp_path):

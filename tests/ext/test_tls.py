@@ -471,6 +471,22 @@ async def test_another_worker_with_the_same_keys_accepts_a_ticket(direct, head, 
     await end(other, wait_until)
 
 
+async def test_a_ticket_is_accepted_for_a_name_with_a_context_of_its_own(direct, head, certificate):
+    made = []
+
+    def make(number):
+        made.append(number)
+        return Context(certificate[1].read_bytes() + certificate[0].read_bytes())
+
+    direct.context.serve_names({"localhost": 3, "other": 4}, make)
+    _, session = await resumes(direct, head, None)
+    resumed, later = await resumes(direct, head, session)
+    assert resumed
+    assert (await resumes(direct, head, later))[0]
+    # Once, when the first client asked for the name.
+    assert made == [3]
+
+
 async def test_without_keys_no_session_is_resumed(direct, head):
     set_ticket_keys([])
     _, session = await resumes(direct, head, None)

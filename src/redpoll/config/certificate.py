@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["PairError", "load_pem", "read_pair", "write_private"]
+__all__ = ["NO_SSL", "PairError", "load_pem", "read_pair", "write_private"]
+
+
+NO_SSL = "this Python was built without the module ssl, so redpoll can't use TLS; use another Python"
 
 
 class PairError(Exception):
@@ -46,9 +49,10 @@ def read_pair(cert: str | Path, key: str | Path) -> bytes:
 
 def _check(pair: bytes, cert: str, key: str) -> None:
     """Has OpenSSL load the pair. Raises PairError."""
-    # Late: a Python may be built without ssl.
-    import ssl
-
+    try:
+        import ssl
+    except ImportError:
+        raise PairError({"cert": NO_SSL}) from None
     try:
         load_pem(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pair)
     except _Encrypted:

@@ -307,9 +307,11 @@ def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults:
         path = values.get(name)
         if not path or not read_files:
             continue
-        # Late: a Python may be built without ssl.
-        import ssl
-
+        try:
+            import ssl
+        except ImportError:
+            faults.append(Fault(given[name].path, certificate.NO_SSL))
+            continue
         try:
             ssl.create_default_context().load_verify_locations(cafile=path)
         except ssl.SSLError:
