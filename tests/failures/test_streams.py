@@ -7,7 +7,9 @@ test_history.py. `KILLS=20` is the long form.
 import asyncio
 import contextlib
 import os
+import re
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -179,6 +181,48 @@ async def test_readers_get_each_message_once_while_workers_and_redis_are_killed(
             assert client.seen[: publisher.confirmed] == list(range(publisher.confirmed))
             assert len(client.seen) - publisher.confirmed in (0, 1)
             assert client.begun > 1
+
+
+async def test_reader_that_does_not_read_is_closed_and_others_get_everything(wait_until: Callable) -> None:
+    with Server(workers=1) as server, socket.socket() as slow:
+        keep(server, "kept-")
+        token = read_token(server)
+        async with (
+            Reading(server, token) as reading,
+            Api(server) as api,
+            reading.stream(CHANNEL, offset="now") as quick,
+        ):
+            await quick.next()
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", server.port))
+            path = f"/apps/{server.app_id}/channels/{CHANNEL}/stream?live=sse&offset=now"
+            slow.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+            assert (await asyncio.to_thread(slow.recv, 15)).startswith(b"HTTP/1.1 200 ")
+            # More than the kernel takes and max_unsent_bytes together: 10 MB.
+            for first in range(0, 1_000, 10):
+                data = [f"{number}:{'x' * 10_000}" for number in range(first, first + 10)]
+                batch = [{"channel": CHANNEL, "name": "n", "data": text} for text in data]
+                assert await api.ask("POST", "/batch_events", {"batch": batch}) == (200, {})
+                assert [message["data"] for message in await quick.messages(10)] == data
+            await wait_until(lambda: _slow_consumers(server) == 1, timeout_s=60)
+            received = await asyncio.to_thread(_all_of, slow)
+        # It was cut: the last chunk is missing, and what came is what was sent.
+        assert not received.endswith(b"0\r\n\r\n")
+        found = [int(number) for number in re.findall(rb'"data":"([0-9]+):x', received)]
+        assert found == list(range(len(found)))
+        assert len(found) < 1_000
+
+
+def _slow_consumers(server: Server) -> float:
+    return sum(value for (_, labels), value in server.metrics().items() if "reason=slow_consumer" in labels)
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(65_536):
+            parts.append(data)
+    return b"".join(parts)
 
 
 async def test_readers_of_two_nodes_get_the_same_and_change_places(redis, postgres_url) -> None:

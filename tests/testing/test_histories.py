@@ -100,3 +100,12 @@ def test_channels_with_history_are_limited(histories):
 def test_client_events_are_stored_only_by_a_rule_that_says_so(histories):
     assert histories.store(app(), "a", "client-x", "", "1", None) is None
     assert histories.store(app(), "other", "e", "", None, None) is None
+
+
+def test_channel_ends_until_its_history_is_cleared(histories):
+    store(histories, 1)
+    assert not histories.has_ended("a")
+    histories.end("a")
+    assert histories.has_ended("a")
+    histories.clear(app(), "a")
+    assert not histories.has_ended("a")

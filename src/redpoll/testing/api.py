@@ -190,9 +190,17 @@ class Api:
 
     def _publish(self, request: Request, call: Call) -> Response:
         def publish() -> bytes:
-            for name, data, channels, excluded in call.events_of():
+            histories, ended = request.space.histories, False
+            for at, (name, data, channels, excluded) in enumerate(call.events_of()):
                 for channel in channels:
+                    if histories.has_ended(channel):
+                        ended = True
+                        continue
                     self._hub.publish(request.space, channel, name, data, excluded, call.correlation_id)
+                    if at in call.ends:
+                        histories.end(channel)
+            if ended:
+                raise ApiError("channel_ended", "the channel has ended: clear its history to publish on it again")
             return self._published(request, call)
 
         return self._once(request, call, publish)

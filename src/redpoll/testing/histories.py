@@ -58,6 +58,15 @@ class Histories:
     def __init__(self, time_s: Callable[[], float]) -> None:
         self._time_s = time_s
         self._channels: dict[str, ChannelHistory] = {}
+        # Channels that an event has ended (protocol/README.md "Streams").
+        self._ended: set[str] = set()
+
+    def end(self, channel: str) -> None:
+        """The last event of the channel was published: no more, until its history is cleared."""
+        self._ended.add(channel)
+
+    def has_ended(self, channel: str) -> bool:
+        return channel in self._ended
 
     def find(self, app: App, channel: str) -> ChannelHistory | None:
         """The present history of the channel; None if no rule stores it, or nothing began one."""
@@ -101,6 +110,7 @@ class Histories:
 
     def clear(self, app: App, channel: str) -> ChannelHistory | None:
         """Deletes the messages; a new epoch begins. None if the channel has no history."""
+        self._ended.discard(channel)
         history = self.find(app, channel)
         if history is not None:
             history.rows = []
