@@ -124,7 +124,7 @@ LIES = {
     "negative length": (b"Content-Length: -1\r\n\r\n[]", 400),
     "bad chunk": (b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n[]\r\n0\r\n\r\n", 400),
     "announced too large": (b"Content-Length: 999999999\r\n\r\n[", 413),
-    "announced too large, with a question": (b"Content-Length: 5000\r\nExpect: 100-continue\r\n\r\n", 413),
+    "announced too large, with a question": (b"Content-Length: 50000\r\nExpect: 100-continue\r\n\r\n", 413),
     "chunks beyond the limit": (
         b"Transfer-Encoding: chunked\r\n\r\n1388\r\n" + b"x" * 5000 + b"\r\n0\r\n\r\n",
         413,

@@ -202,7 +202,8 @@ async def _used_by_http(cell: Cell, *transports: str) -> None:
     """A client without WebSockets and a bare one see the same."""
     client, channel, anna, bert = cell.client(user="anna"), cell.named("presence-"), "anna", "bert"
     client.without_websockets(*transports)
-    await client.connect()
+    # One of the two over TLS.
+    await client.connect(tls=transports == ("xhr_streaming",))
     await client.subscribe(channel, "n", "client-n")
     assert await client.transport() == (transports or ("xhr_streaming",))[0]
     other = await cell.socket()

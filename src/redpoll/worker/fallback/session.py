@@ -163,6 +163,8 @@ class Session(asyncio.Transport):
             self._end_with(outlet)
             return
         self._heard()
+        # The client takes a stream's prelude for a heartbeat, which it answers.
+        self._unanswered_beat = not outlet.polls
         self.connection.resume_writing()
 
     def _take(self, outlet: Outlet, number: int | None) -> None:

@@ -193,6 +193,12 @@ class PublicConnection(ReadingConnection):
         """What waits counts as a WebSocket does, and no longer as a stranger's request."""
         self._server.strangers.forget(self.stream)
 
+    def reply(self, response: bytes) -> None:
+        if not self.authenticated:
+            # Again, if it was `admitted`.
+            self._server.strangers.callers[self.stream] = None
+        super().reply(response)
+
     def _write(self, answer: bytes) -> None:
         """Write an answer of our own; it says whether the connection closes after it."""
         if b"\r\nConnection: close\r\n" in answer:
