@@ -8,6 +8,7 @@ correctness depends on handling replies and pushes in the order in which the con
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import hiredis
@@ -56,6 +57,12 @@ def _ignore(message: Any) -> None:
     pass
 
 
+def _hand_question(answerers: Answerers, payload: bytes) -> None:
+    # An empty one only tries whether the topic may be used (redis/check.py).
+    if payload:
+        answerers.received(payload)
+
+
 class Registry:
     """One per worker. Starts the link, and has its callbacks.
 
@@ -94,14 +101,9 @@ class Registry:
             on_deaf(broken)
             self._reach_changed()
 
-        def asked(payload: bytes) -> None:
-            # An empty one only tries whether the topic may be used (redis/check.py).
-            if payload:
-                answerers.received(payload)
-
         mailbox = mailbox or Mailbox(link, keys, run, k)
         self._readers = mailbox.topics
-        self._readers[keys.sys] = asked
+        self._readers[keys.sys] = partial(_hand_question, answerers)
         self._on_reach = on_reach
         self._reach = Reach.DOWN
         self._link = link
@@ -130,20 +132,22 @@ class Registry:
         sync = self.sync = self._create_sync(link, keys, replies, catchup, debounce_s)
         self.listening = Listening(link, keys, connection.sends, channels.has_subscribed, sync.keep_subscribed)
         sync.listened = self.listening.by_topic
-        follow = self.following.apply_record
-        self._reconnect = Reconnect(
+        self._reconnect = self._create_reconnect(link, keys, mailbox)
+
+    def _create_reconnect(self, link: Link, keys: Keys, mailbox: Mailbox) -> Reconnect:
+        return Reconnect(
             link,
             keys,
-            connection,
-            incarnation,
-            channels,
-            sync,
-            catchup,
+            self._connection,
+            self.incarnation,
+            self._channels,
+            self.sync,
+            self.catchup,
             self.online,
             self.listening,
             self.canary,
             mailbox,
-            follow,
+            self.following.apply_record,
         )
 
     def _create_sync(self, link: Link, keys: Keys, replies: Replies, catchup: Catchup, debounce_s: float) -> Sync:
