@@ -52,6 +52,33 @@ async def test_a_publish_says_which_worker_wrote_it_to_how_many_sockets(server: 
         await socket.close()
 
 
+async def test_a_trace_says_into_which_frame_an_event_was_joined(server: Server) -> None:
+    rule = ["--prefix", "joined-", "--max-rate", "1", "--join", "delta"]
+    words = ["history", "rule", "add", server.app_id, *rule, "--data-dir", str(server.folder / "data")]
+    made = CliRunner().invoke(main, words)
+    assert made.exit_code == 0, made.output
+    socket = await Socket.connect(server)
+    await socket.subscribe("joined-a")
+    items = [{"name": "text", "channel": "joined-a", "data": json.dumps({"delta": piece})} for piece in "abc"]
+    body = json.dumps({"batch": items}).encode()
+    target = signed_path(server, "POST", f"/apps/{server.app_id}/batch_events", body)
+    async with aiohttp.ClientSession() as session, session.post(f"{server.public_url}{target}", data=body) as answer:
+        trace_id = answer.headers["X-Service-Trace-Id"]
+    await socket.until(lambda: len(socket.all("text")) == 2)
+    assert [json.loads(frame["data"])["delta"] for frame in socket.all("text")] == ["a", "bc"]
+    async with Api(server) as api:
+
+        async def joined() -> list[tuple[int, int]]:
+            status, trace = await api.ask("GET", f"/trace/{trace_id}")
+            spans = trace["spans"] if status == 200 else []
+            return [(span["parts"], span["sockets"]) for span in spans if span.get("frame")]
+
+        await eventually(joined, [(2, 1), (2, 1)])
+        trace = await api.get(f"/trace/{trace_id}")
+        assert len({span["frame"] for span in trace["spans"] if "frame" in span}) == 1
+    await socket.close()
+
+
 async def test_a_client_event_can_be_traced_to_its_webhook(wait_until: Callable) -> None:
     allowed = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8"}
     with Server(workers=2, **allowed) as server:

@@ -167,8 +167,10 @@ class EventsResponse(msgspec.Struct, gc=False):
 
 class TraceResponse(LoggedCall, gc=False, kw_only=True):
     """A call with its spans in order of time, each `{time_ms, time_us, stage, …}`. Stages: `authenticated`, `accepted`,
-    `received` (`worker`), `written` (`worker`, `channel`, `sockets`), `dropped` (`worker`, `channel`, `socket_id`),
-    `webhook` (`delivery`, `endpoint`, `event`). `unanswered` is as in the answer to a search."""
+    `received` (`worker`), `written` (`worker`, `channel`, `sockets`; if it was joined with others, `frame`, the name of
+    the frame, and `parts`, their number), `replaced` by a newer event (`worker`, `channel`, `frame`), `dropped`
+    (`worker`, `channel`, `socket_id`), `webhook` (`delivery`, `endpoint`, `event`). `unanswered` is as in the answer to
+    a search."""
 
     spans: list[dict[str, Any]]
     unanswered: list[str] | msgspec.UnsetType = msgspec.UNSET
