@@ -9,7 +9,10 @@ seen. The clients (client.c, hammer.c) run on the last core. The servers are mea
 median over `--rounds` (of memory, the greatest): ratios hold on a machine that has other things to do, the figures
 themselves don't.
 
-Centrifugo is measured by its own protocol: JSON frames, and requests with an API key instead of a signature.
+Centrifugo is measured by its own protocol: JSON frames, and requests with an API key instead of a signature. `history`
+is measured for the redpoll that is started here, and for Centrifugo, whose namespace `kept` must keep 100 messages of a
+channel for a minute, as the rule does that redpoll gets. Latency of publishes at a fixed rate counts from the moment at
+which each was due, so a server that is too slow for the rate shows seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.arguments import parser_of
 from bench.driver import Address, Client, compiled, publish_request
 from bench.load.end_to_end import CHANNEL, MODES
-from bench.load.publish import Target, run, write_requests
+from bench.load.publish import Measured, Target, run, write_requests
 from bench.load.swarm import rss_of, server_processes
 from bench.report import print_table, save
+from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
 
 SUBSCRIBERS = 1_000
@@ -36,23 +41,38 @@ PACES = (20, 100)
 CONNECTIONS = 10_000
 WARM = 100
 PUBLISHERS = 64
-PARTS = ("deliveries", "latency", "connections", "publishes")
+PUBLISH_RATES = (10_000, 40_000)
+PARTS = ("deliveries", "history", "latency", "connections", "publishes", "rates")
+# A channel that keeps its messages, by the dialect of its server; other servers aren't asked for history.
+KEPT = {"redpoll": "kept-bench", "centrifugo": "kept:bench"}
+
+
+class Peer(NamedTuple):
+    """A server, and its channel that keeps messages; "": it isn't asked for one."""
+
+    address: Address
+    kept: str
 
 
 @contextlib.contextmanager
-def started(names: list[str], core: int) -> Iterator[dict[str, Address]]:
+def started(names: list[str], core: int) -> Iterator[dict[str, Peer]]:
     """The servers by name; those without an address are started on `core`."""
     everywhere = os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
-        addresses = {}
+        peers = {}
         for name in names:
             label, _, url = name.partition("=")
-            if not url:
-                os.sched_setaffinity(0, {core})
-                url = stack.enter_context(Server(workers=1)).pusher_url
-                os.sched_setaffinity(0, everywhere)
-            addresses[label] = Address.parse(url)
-        yield addresses
+            if url:
+                address = Address.parse(url)
+                peers[label] = Peer(address, KEPT.get(address.dialect, ""))
+                continue
+            os.sched_setaffinity(0, {core})
+            server = stack.enter_context(Server(workers=1))
+            os.sched_setaffinity(0, everywhere)
+            rule = {"app": server.app_id, "name": KEPT["redpoll"], "prefix": False, "keep": 100, "seconds": 60}
+            ask(socket_path(server.folder / "data"), "history rule add", rule)
+            peers[label] = Peer(Address.of(server), KEPT["redpoll"])
+        yield peers
 
 
 class Peers:
@@ -62,14 +82,16 @@ class Peers:
         self.client, self.folder, self.core, self.seconds, self.only = client, folder, core, seconds, only
         self.hammer = compiled("hammer.c", folder / "hammer")
 
-    def measure(self, address: Address) -> dict[str, float]:
+    def measure(self, peer: Peer) -> dict[str, float]:
         parts: dict[str, Callable[[Address], dict[str, float]]] = {
             "deliveries": self.deliveries,
+            "history": lambda address: self.history(address, peer.kept),
             "latency": self.latencies,
             "connections": self.connections,
             "publishes": self.publish_rates,
+            "rates": self.publish_latencies,
         }
-        return {name: figure for part in self.only for name, figure in parts[part](address).items()}
+        return {name: figure for part in self.only for name, figure in parts[part](peer.address).items()}
 
     def latencies(self, address: Address) -> dict[str, float]:
         return {f"p99_ms_at_{rate}": self.latency(address, rate) for rate in PACES}
@@ -80,21 +102,32 @@ class Peers:
             "publishes_each_per_s": self.publishes(address, 16, close=True),
         }
 
+    def publish_latencies(self, address: Address) -> dict[str, float]:
+        """p99 of a publish, from when it was due, at fixed rates."""
+        return {
+            f"publish_p99_ms_at_{rate}": self.hammer_it(address, PUBLISHERS, close=False, rate=rate).p99_us / 1000
+            for rate in PUBLISH_RATES
+        }
+
     def deliveries(self, address: Address) -> dict[str, float]:
         """To 1,000 subscribers: the next request when all have the last one."""
-        rates = {}
-        for mode in ("serial", "batch of 10"):
-            publishers, events = MODES[mode]
-            self.client.connect(address, CHANNEL, SUBSCRIBERS)
-            # The first runs aren't measured, because they are slower than later ones. They say how long a run lasts.
-            for requests in (2, 5):
-                row = self.client.publish(address, CHANNEL, publishers=publishers, requests=requests, events=events)
-            requests = max(5, int(requests * self.seconds / row["seconds"]))
-            row = self.client.publish(address, CHANNEL, publishers=publishers, requests=requests, events=events)
-            self.client.disconnect()
-            complete(address, row)
-            rates[f"{mode}_per_s"] = row["deliveries"] / row["seconds"]
-        return rates
+        return {f"{mode}_per_s": self.delivery(address, CHANNEL, mode) for mode in ("serial", "batch of 10")}
+
+    def history(self, address: Address, channel: str) -> dict[str, float]:
+        """One by one, into a channel that keeps its messages; nothing for a server without one."""
+        return {"kept_per_s": self.delivery(address, channel, "serial")} if channel else {}
+
+    def delivery(self, address: Address, channel: str, mode: str) -> float:
+        publishers, events = MODES[mode]
+        self.client.connect(address, channel, SUBSCRIBERS)
+        # The first runs aren't measured, because they are slower than later ones. They say how long a run lasts.
+        for requests in (2, 5):
+            row = self.client.publish(address, channel, publishers=publishers, requests=requests, events=events)
+        requests = max(5, int(requests * self.seconds / row["seconds"]))
+        row = self.client.publish(address, channel, publishers=publishers, requests=requests, events=events)
+        self.client.disconnect()
+        complete(address, row)
+        return float(row["deliveries"]) / float(row["seconds"])
 
     def latency(self, address: Address, rate: int) -> float:
         self.client.connect(address, CHANNEL, SUBSCRIBERS)
@@ -119,13 +152,16 @@ class Peers:
         }
 
     def publishes(self, address: Address, connections: int, *, close: bool) -> float:
-        """As fast as answers come. A server that ends the connection after its answer gets a new one for each."""
+        """As fast as answers come."""
+        return self.hammer_it(address, connections, close=close).per_s
+
+    def hammer_it(self, address: Address, connections: int, *, close: bool, rate: int = 0) -> Measured:
+        """A server that ends the connection after its answer gets a new one for each."""
         requests = self.folder / "requests"
         close = close or not keeps_alive(address)
         write_requests(requests, address, closes=close)
-        words = ["each"] if close else []
         target = Target(address.port, {}, address.host)
-        return run(self.hammer, target, requests, connections, self.seconds, 0, words, self.core).per_s
+        return run(self.hammer, target, requests, connections, self.seconds, rate, ["each"] * close, self.core)
 
 
 def keeps_alive(address: Address) -> bool:
@@ -161,18 +197,19 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory() as folder,
-        started(options.server, cores[0]) as addresses,
+        started(options.server, cores[0]) as servers,
         Client(cores[-1], cores[0]) as client,
     ):
         peers = Peers(client, Path(folder), cores[-1], options.seconds, options.only)
-        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in addresses}
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
         for _ in range(options.rounds):
-            for name, address in addresses.items():
-                rounds[name].append(peers.measure(address))
+            for name, server in servers.items():
+                rounds[name].append(peers.measure(server))
                 print(name, {what: round(value, 2) for what, value in rounds[name][-1].items()}, flush=True)
     figures = {name: summary(rows) for name, rows in rounds.items()}
     print()
-    print_table(["", *figures], ([what, *(row[what] for row in figures.values())] for what in rounds[name][0]))
+    rows = dict.fromkeys(what for row in figures.values() for what in row)
+    print_table(["", *figures], ([what, *(row.get(what, "–") for row in figures.values())] for what in rows))
     if options.json is not None:
         save(options.json, "peers", figures)
 

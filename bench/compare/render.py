@@ -178,6 +178,19 @@ def _connections(figures: dict[str, Any]) -> list[list[str]]:
         ["a worker's memory for an idle subscribed connection", size, "", "2,000 B", "load.connections"],
         *(
             [
+                f"the same over TLS{after}",
+                f"{row['redpoll'] / 1000:.1f} kB",
+                f"{row['redpoll'] / row['bare']:.2f} × a bare OpenSSL server",
+                limit,
+                "load.tls",
+            ]
+            for row, after, limit in (
+                (figures["tls-memory"]["idle"], "", "1.3"),
+                (figures["tls-memory"]["traffic"], ", after 20 events and a ping", "1.4"),
+            )
+        ),
+        *(
+            [
                 f"connect and subscribe/s, up to {int(count):,}",
                 rounded(connections[count]["per_s"], 2),
                 "",
@@ -225,12 +238,15 @@ def _failures(figures: dict[str, Any]) -> list[list[str]]:
 _PEER_ROWS: dict[str, tuple[str, Callable[[float], str], str]] = {
     "serial_per_s": ("deliveries/s to 1,000 subscribers, one by one", rounded, "deliveries"),
     "batch of 10_per_s": ("the same in batches of ten", rounded, "deliveries"),
+    "kept_per_s": ("one by one, into a channel with history", rounded, "history"),
     "p99_ms_at_20": ("p99 latency, 1,000 subscribers, 20 events/s", lambda ms: f"{ms:,.0f} ms", "latency"),
     "p99_ms_at_100": ("the same with 100 events/s", lambda ms: f"{ms:,.0f} ms", "latency"),
     "connects_per_s": ("connect + subscribe/s, up to 10,000", rounded, "connections"),
     "bytes": ("memory for an idle connection", lambda size: f"{size / 1000:.1f} kB", "connections"),
     "publishes_per_s": ("publishes/s, 64 keep-alive connections", rounded, "publishes"),
     "publishes_each_per_s": ("publishes/s, a connection for each (PHP)", rounded, "publishes"),
+    "publish_p99_ms_at_10000": ("p99 of a publish at 10,000/s", lambda ms: f"{ms:,.1f} ms", "rates"),
+    "publish_p99_ms_at_40000": ("p99 of a publish at 40,000/s", lambda ms: f"{ms:,.1f} ms", "rates"),
 }
 
 
@@ -238,8 +254,9 @@ def peers(results: dict[str, Result]) -> str:
     """redpoll beside other servers, measured in one run."""
     figures = results["peers"]["figures"]
     rows = [
-        [what, *(shown(row[name]) for row in figures.values()), f"`{part}`"]
+        [what, *(shown(row[name]) if name in row else "–" for row in figures.values()), f"`{part}`"]
         for name, (what, shown, part) in _PEER_ROWS.items()
+        if any(name in row for row in figures.values())
     ]
     return table(["", *figures, "`--only`"], rows)
 
@@ -407,6 +424,11 @@ def per_unit(results: dict[str, Result]) -> str:
             f"{shared['bytes_per_connection']} B of a worker's memory; with a channel of its own "
             f"{own['worker_bytes']:,} B, and {own['redis_bytes']:,} B of Redis'",
             "`bench/load/connections.py`",
+        ],
+        [
+            "the same over TLS",
+            f"{figures['tls-memory']['idle']['redpoll'] / 1000:.1f} kB of a worker's memory",
+            "`bench/load/tls.py`",
         ],
         [
             "connect and subscribe, as fast as possible",

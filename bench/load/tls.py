@@ -1,6 +1,6 @@
 """What TLS costs: connections, handshakes, deliveries, beside a server in C that only calls OpenSSL.
 
-    python -m bench.load.tls [--connections 5000] [--handshakes 3000] [--rounds 200] [--json FILE]
+    python -m bench.load.tls [--connections 5000] [--handshakes 3000] [--rounds 200] [--only memory] [--json FILE]
 
 One worker, and bench/load/bare_tls.c with the same certificate (ECDSA P-256); clients are bench/load/tls_crowd.c. Both
 are measured in turns, by the processor time of the worker and of the C server. Not measured: wall times.
@@ -36,6 +36,7 @@ SUBSCRIBERS = 1000
 WARM = 100
 AT_ONCE = 64
 HALF = 500
+PARTS = ("memory", "handshakes", "deliveries")
 # Smallest shares of the C server's speed, and largest of its memory.
 GOALS = {"idle": 1.3, "traffic": 1.4, "full": 0.75, "resumed": 0.75, "single": 0.85, "batch": 0.85}
 
@@ -189,15 +190,16 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         "idle": lambda side: side.memory(options.connections, traffic=False),
         "traffic": lambda side: side.memory(options.connections, traffic=True),
     }
-    for row, figure in memory.items():
+    for row, figure in memory.items() if "memory" in options.only else ():
         with sides() as both:
             for name, side in both.items():
                 note(row, name, figure(side))
     with sides() as both:
-        for _ in range(options.repeat):
-            for name, side in both.items():
+        for name, side in [*both.items()] * options.repeat:
+            if "handshakes" in options.only:
                 note("full", name, side.handshakes(options.handshakes, resumed=False))
                 note("resumed", name, side.handshakes(options.handshakes, resumed=True))
+            if "deliveries" in options.only:
                 for row, value in side.deliveries(options.rounds).items():
                     note(row, name, value)
     return {row: {name: min(values) for name, values in found.items()} for row, found in rows.items()}
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--handshakes", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all without it")
     options = parser.parse_args()
     print(json.dumps(machine()))
     found = measure(options)

@@ -119,7 +119,7 @@ async def serve(kind: str, count: int, pair: tuple[str, str] | None) -> None:
         # Listeners are held by their transports, as in picows' own examples.
         small = {"read_buffer_init_size": 2048, "use_aiofastnet": False} if kind == "picows-small" else {}
         server = await ws_create_server(
-            lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, ssl_context=context, **small
+            lambda request: WSListener(), "127.0.0.1", 0, backlog=4096, ssl=context, **small
         )
     elif kind == "uvloop":
         server = await loop.create_server(Least, "127.0.0.1", 0, backlog=4096, ssl=context)

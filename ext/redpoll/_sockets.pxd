@@ -1,8 +1,12 @@
 # Sockets of our own, and the epoll set that watches them: layout and ownership. Behaviour is in _sockets.pyx.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from redpoll._wheel cimport Timed
+
+cdef extern from "<sys/socket.h>" nogil:
+    struct sockaddr_storage:
+        uint16_t ss_family
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -85,6 +89,8 @@ cdef class Poller:
     cdef object waiting
     cdef int waiting_fd
     cdef bint has_waiting
+    # Owned: newcomers that had sent nothing when they were accepted, to be read once more.
+    cdef list newcomers
     # Sockets that are closed and whose socket_lost() is still to be called, from `next_lost` on.
     cdef list lost
     cdef Py_ssize_t next_lost
@@ -117,6 +123,9 @@ cdef class Listener:
     cdef object resting
     # Connections accepted so far.
     cdef readonly uint64_t accepted
+
+    cdef int accept_some(self, int most, int* fault) noexcept
+    cdef int take_in(self, int fd, sockaddr_storage* address, bint reads) except -1
 
 
 cdef double monotonic_s() noexcept nogil

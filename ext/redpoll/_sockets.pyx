@@ -58,8 +58,6 @@ cdef extern from "<sys/socket.h>" nogil:
     ctypedef unsigned int socklen_t
     struct sockaddr:
         uint16_t sa_family
-    struct sockaddr_storage:
-        uint16_t ss_family
     int accept4(int fd, sockaddr* address, socklen_t* size, int flags)
     int getpeername(int fd, sockaddr* address, socklen_t* size)
     enum:
@@ -107,6 +105,8 @@ cdef extern from "<time.h>" nogil:
 
 cdef enum:
     MAX_ACCEPTS_PER_TURN = 256
+    # Accepted before the first of them is read: most clients need a moment to send.
+    MAX_TOGETHER = 32
 
 # The longest time of one turn of accepting, because connected clients wait during it.
 cdef double ACCEPT_SLICE_S = 0.002
@@ -168,7 +168,10 @@ cdef bint is_of_one_client(int fault) noexcept nogil:
     )
 
 
-# The socket that is being accepted, and its peer's address; -1: none is.
+# Sockets that were accepted together, and their peers' addresses; the one that is being taken in, and its own (-1: none
+# is).
+cdef int[MAX_TOGETHER] together
+cdef sockaddr_storage[MAX_TOGETHER] their_addresses
 cdef int accepted_fd = -1
 cdef sockaddr_storage accepted_address
 
@@ -237,6 +240,7 @@ cdef class Poller:
         for place in range(PLACES):
             self.sets[place].fd = -1
         self.waiting_fd = -1
+        self.newcomers = []
         self.lost = []
         self.waiting = deque()
 
@@ -308,8 +312,8 @@ cdef class Poller:
         return 0
 
     cdef int add_read(self, Polled polled, int fd) except -1:
-        """As `adopt`, for one that was just accepted: read it now, and watch it only for what is left to wait for. Its
-        faults are reported and close it."""
+        """As `adopt`, for one that was just accepted: read it now and once more in the next pass of the loop, and watch
+        it only for what is left to wait for. Its faults are reported and close it."""
         if polled.fd >= 0 or polled.watched:
             close(fd)
             raise RuntimeError("this has a socket already")
@@ -321,11 +325,33 @@ cdef class Poller:
             polled.socket_opened()
             if polled.watched:
                 polled.socket_readable()
-            self.watch(polled)
+            if polled.watched and not polled.held and not polled.ended:
+                # Perhaps its bytes come while others are served.
+                if not self.newcomers:
+                    self.loop.call_soon(self._read_newcomers)
+                self.newcomers.append(polled)
+            else:
+                self.watch(polled)
         except Exception as fault:
             self._report(fault, polled)
             self.close_socket(polled)
         return 0
+
+    def _read_newcomers(self):
+        cdef:
+            double deadline = monotonic_s() + READ_SLICE_S
+            Polled polled
+        newcomers, self.newcomers = self.newcomers, []
+        for polled in newcomers:
+            if not polled.watched or place_of(polled) != NOWHERE:
+                continue
+            try:
+                if not polled.held and not polled.ended and monotonic_s() < deadline:
+                    polled.socket_readable()
+                self.watch(polled)
+            except Exception as fault:
+                self._report(fault, polled)
+                self.close_socket(polled)
 
     cdef int move(self, Polled polled, int place) except -1:
         """Have the set `place` report `polled` from now on. One that leaves stays where it is."""
@@ -554,7 +580,7 @@ cdef class Poller:
 cdef class Listener:
     """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each.
 
-    Accepts up to 256 per wake-up, for 2 ms at most, and reads each at once during the first of these. If accepting fails (no descriptors, no memory), it
+    Accepts up to 256 per wake-up, for 2 ms at most, and reads them at once during the first of these. If accepting fails (no descriptors, no memory), it
     calls `on_error(errno)` and pauses for 250 ms. It owns the descriptor. `accepted` counts connections.
     """
 
@@ -586,46 +612,61 @@ cdef class Listener:
         self.fd = -1
 
     def _accept(self):
-        global accepted_fd
         cdef:
             double now = monotonic_s()
             double deadline = now + ACCEPT_SLICE_S
             double read_until = now + READ_SLICE_S
             int left = MAX_ACCEPTS_PER_TURN
-            int fd
+            int count, i, fault = 0
+        while left > 0 and self.fd >= 0 and fault == 0 and now < deadline:
+            count = self.accept_some(left, &fault)
+            left -= count
+            for i in range(count):
+                self.take_in(together[i], &their_addresses[i], now < read_until)
+                now = monotonic_s()
+        if fault and fault != EAGAIN and self.fd >= 0:
+            self._rest(fault)
+
+    cdef int accept_some(self, int most, int* fault) noexcept:
+        """Accept up to `most` that wait, and return their number. `fault`: why there are no more, or 0."""
+        cdef:
+            int count = 0, fd
             socklen_t size
-        while left and self.fd >= 0:
-            left -= 1
-            size = sizeof(accepted_address)
+        most = min(most, <int> MAX_TOGETHER)
+        while count < most:
+            size = sizeof(sockaddr_storage)
             # accept4 saves an fcntl per connection.
-            fd = accept4(self.fd, <sockaddr*> &accepted_address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
-            if fd < 0:
-                if errno == EAGAIN:
-                    return
-                if is_of_one_client(errno):
-                    continue
-                self._rest(errno)
-                return
-            self.accepted += 1
-            try:
-                polled = self.make()
-            except Exception as fault:
-                close(fd)
-                self.poller._report(fault, None)
-                continue
-            accepted_fd = fd
-            try:
-                if now < read_until:
-                    self.poller.add_read(polled, fd)
-                else:
-                    self.poller.adopt(fd, polled)
-            except Exception as fault:
-                self.poller._report(fault, polled)
-            finally:
-                accepted_fd = -1
-            now = monotonic_s()
-            if now > deadline:
-                return
+            fd = accept4(self.fd, <sockaddr*> &their_addresses[count], &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            if fd >= 0:
+                together[count] = fd
+                count += 1
+            elif not is_of_one_client(errno):
+                fault[0] = errno
+                break
+        return count
+
+    cdef int take_in(self, int fd, sockaddr_storage* address, bint reads) except -1:
+        """Have the poller serve an accepted socket; `reads`: read it at once."""
+        global accepted_fd, accepted_address
+        self.accepted += 1
+        try:
+            polled = self.make()
+        except Exception as fault:
+            close(fd)
+            self.poller._report(fault, None)
+            return 0
+        accepted_fd = fd
+        accepted_address = address[0]
+        try:
+            if reads:
+                self.poller.add_read(polled, fd)
+            else:
+                self.poller.adopt(fd, polled)
+        except Exception as fault:
+            self.poller._report(fault, polled)
+        finally:
+            accepted_fd = -1
+        return 0
 
     def _rest(self, int fault):
         self.poller.loop.remove_reader(self.fd)

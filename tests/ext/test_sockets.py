@@ -692,11 +692,36 @@ async def test_a_client_that_resets_before_the_answer_to_its_last_request_is_los
 @pytest.mark.parametrize("first", [b"", POST])
 async def test_whoever_may_send_more_is_watched(poller, single, wait_until, first):
     ws, client = await single(first, ended=False)
-    assert poller.places == [0, 0, 1, 0]
+    await wait_until(lambda: poller.places == [0, 0, 1, 0], what="among the newcomers")
     assert ws.heard == [("post", POST, client.getsockname())][: bool(first)]
     client.send(POST)
     await wait_until(lambda: len(ws.heard) == 1 + bool(first), what="a request")
     assert ws.heard[-1] == (("data", POST) if first else ("post", POST, client.getsockname()))
+
+
+async def test_a_newcomer_is_read_once_more_before_it_is_watched(poller, flusher, recorder, wait_until):
+    """Its bytes come after it was accepted, and in the pass of the loop in which that was done."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listening.getsockname())
+    places, connections = [], []
+
+    def make():
+        ws = recorder(flusher)
+        ws.on["post"] = lambda data: places.append(poller.places) or ws.end_reading() or True
+        # The loop calls this after the poller has accepted and read.
+        poller.loop.call_soon(client.send, POST)
+        connections.append(ws)
+        return ws
+
+    listener = Listener(poller, listening.detach(), make, pytest.fail)
+    await wait_until(lambda: places, what="the request")
+    assert (places, poller.places, poller.sockets) == ([[0, 0, 0, 0]], [0, 0, 0, 0], 1)
+    connections[0].end_http(b"answer")
+    client.setblocking(False)
+    assert await read_to_end(client) == b"answer"
+    listener.close()
+    client.close()
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
 
 
 async def test_a_fault_while_a_newcomer_is_read_closes_it(poller, flusher, recorder, wait_until):
