@@ -1,7 +1,8 @@
-"""The example of each framework, in a real browser with Pusher's library, at a real redpoll.
+"""The example of each framework, in a real browser with Pusher's library, at a real redpoll and at the fake.
 
 The page joins the user's own order, is refused another one, sees itself in a presence channel, signs in, and hears what
-the example publishes.
+the example publishes. `EXAMPLES=all` runs each at the fake; `EXAMPLES=http://KEY:SECRET@HOST:PORT/apps/ID` runs each at
+another server, such as soketi.
 """
 
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import async_playwright, expect
+
+from redpoll.testing import FakeServer
 
 from .conftest import url_of
 
@@ -42,13 +45,31 @@ EXAMPLES = {
 }
 
 
-@pytest.fixture(params=sorted(EXAMPLES))
-def site(request, server, tmp_path):
+WANTED = os.environ.get("EXAMPLES", "")
+PLACES = {
+    "": [("django", "redpoll"), ("fastapi", "redpoll"), ("flask", "redpoll"), ("fastapi", "fake")],
+    "all": [(name, "fake") for name in EXAMPLES],
+}.get(WANTED, [(name, "another") for name in EXAMPLES])
+
+
+@pytest.fixture
+def pusher_url(request, place):
+    if place == "redpoll":
+        yield url_of(request.getfixturevalue("server"))
+    elif place == "fake":
+        with FakeServer() as fake:
+            yield fake.pusher_url
+    else:
+        yield WANTED
+
+
+@pytest.fixture
+def site(name, pusher_url, tmp_path):
     """The URL of a running example."""
-    environment = {**os.environ, "REDPOLL_URL": url_of(server)}
+    environment = {**os.environ, "REDPOLL_URL": pusher_url}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
-        EXAMPLES[request.param],
+        EXAMPLES[name],
         env=environment,
         cwd=tmp_path,
         stderr=subprocess.PIPE,
@@ -75,6 +96,7 @@ def site(request, server, tmp_path):
         print("".join(lines))
 
 
+@pytest.mark.parametrize(("name", "place"), PLACES)
 async def test_a_page_joins_what_the_rules_allow(site):
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)

@@ -314,6 +314,21 @@ async def test_a_lie_ends_the_reading_with_an_exception(lie):
             await anext(channel)
 
 
+async def test_data_that_is_no_json_is_handed_out_as_it_is():
+    async with (
+        scripted([GREETING]) as (url, opened),
+        Subscriber(url=url) as subscriber,
+        subscriber.subscribe("a") as channel,
+    ):
+        for data in ("{not JSON", '{"n":1}'):
+            await opened[0].send_json({"event": "e", "channel": "a", "data": data})
+        first = await anext(channel)
+        assert first.data == "{not JSON"
+        with pytest.raises(ValueError, match="Expecting property name"):
+            first.json()
+        assert (await anext(channel)).json() == {"n": 1}
+
+
 async def test_an_auth_endpoints_answer_may_come_in_pieces(server):
     backend = Publisher(url=url_of(server))
 

@@ -67,6 +67,7 @@ WITHOUT = {
     "test_bodies_of_strangers_are_refused_by_the_head_alone": "the fake reads a body before it checks the signature",
 }
 WHOLE_MODULES_WITHOUT = {
+    "durable_streams": "the fake has no channels over HTTP",
     "library_requests": "it counts in the metrics of the processes",
     "migration": "it starts servers of other kinds",
     "readme": "it starts the programs of README.md",
@@ -76,6 +77,8 @@ WHOLE_MODULES_WITHOUT = {
 }
 # Rows of the matrix.
 ROWS_WITHOUT = {
+    "xhr_streaming": "the fake doesn't have pusher-js' HTTP transports",
+    "xhr_polling": "the fake doesn't have pusher-js' HTTP transports",
     "tls": "the fake has no TLS",
     "code-4000": "the fake has no TLS to come back by",
     "history-resumed": "the fake doesn't have `user_resume_s`",
