@@ -429,10 +429,7 @@ class Hub:
     # -- what the rest of the worker asks ------------------------------------------------------------------
 
     def find_socket(self, app_id: str, socket_id: str) -> Connection | None:
-        """The app's connection with this id.
-
-        Searches the app's connections: it is rarely called, and a map would cost each connection 100 bytes.
-        """
+        """The app's connection with this id. Rarely asked for, so it searches: a map would cost each 100 bytes."""
         hi, _, lo = socket_id.partition(".")
         # int() refuses very long texts.
         if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
@@ -441,8 +438,7 @@ class Hub:
 
     def close_socket(self, app_id: str, socket_id: str) -> int:
         """Close the connection with this id. Returns how many were closed, 0 or 1."""
-        connection = self.find_socket(app_id, socket_id)
-        if connection is None:
+        if (connection := self.find_socket(app_id, socket_id)) is None:
             return 0
         connection.shut(Code.UNAUTHORIZED, "the connection was closed by the app")
         return 1
