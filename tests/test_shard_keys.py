@@ -22,9 +22,11 @@ def make_old(server: Server) -> None:
         database.execute("DELETE FROM meta WHERE name = 'shard_key'")
         database.execute("UPDATE meta SET value = '0007' WHERE name = 'compatible'")
         database.execute("UPDATE alembic_version SET version_num = '0008'")
-        # What migration 0010 adds.
+        # What was added since.
+        database.execute("DROP TABLE revoked_grants")
         database.execute("DROP INDEX ix_users_subject")
-        for table, column in (("users", "subject"), ("users", "apps"), ("sessions", "id_token")):
+        added = (("users", "subject"), ("users", "apps"), ("sessions", "id_token"), ("apps", "deleted_at"))
+        for table, column in added:
             database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.commit()
 

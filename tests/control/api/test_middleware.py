@@ -376,6 +376,8 @@ CALLS = {
         ("POST", "/apps/3/users/u/terminate_connections", b"{}"),
         ("POST", "/users/u/terminate_connections", b"{}"),
         ("DELETE", "/apps/3/channels/c/history", b""),
+        ("POST", "/apps/3/channels/private-c/unsubscribe", b'{"user_id":"u"}'),
+        ("POST", "/apps/3/grants/revoke", b'{"jti":"j"}'),
     ],
     "read": [
         ("GET", "/apps/3/channels", b""),

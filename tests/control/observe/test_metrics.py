@@ -43,7 +43,7 @@ async def test_every_known_counter_is_shown_per_worker(routes):
     counters = {name: float(number) for number, name in enumerate(FAMILIES, 1)}
     found = await scraped(routes, {"run.1.1": counters, "run.2.1": counters})
     for name, family in FAMILIES.items():
-        labels = {"worker": "run.1.1"} | ({"reason": family.reason} if family.reason else {})
+        labels = {"worker": "run.1.1"} | ({family.label: family.reason} if family.reason else {})
         assert found[family.name, tuple(sorted(labels.items()))] == counters[name]
     assert found["redpoll_connections", (("worker", "run.2.1"),)] == counters["connections"]
 
