@@ -111,5 +111,8 @@ def test_signatures_are_left_out_and_data_is_cut():
     assert debug_text(key.encode()).endswith('"auth":"278d:…"}}')
     nested = '{"data":"{\\"auth\\":\\"278d:0123abcd\\",\\"channel\\":\\"a\\"}"}'
     assert "0123abcd" not in debug_text(nested)
+    # Who reads the log could use a grant on any connection.
+    grant = '{"data":"{\\"auth\\":\\"278d:eyJhbGci.eyJzdWIi.c2ln-_x\\",\\"channel\\":\\"a\\"}"}'
+    assert debug_text(grant) == '{"data":"{\\"auth\\":\\"278d:…\\",\\"channel\\":\\"a\\"}"}'
     assert debug_text("x" * 1_001) == "x" * 1_000 + "… (1001 in all)"
     assert debug_text(b"\xff") == "�"

@@ -29,8 +29,8 @@ MAX_LINES: Final = 2_000
 _LINES_PER_S: Final = 100.0
 _MAX_BURST: Final = 500.0
 _MAX_TEXT_CHARS: Final = 1_000
-# The signature of a subscribe or sign-in, also within a string of JSON.
-_SIGNATURE: Final = re.compile(r'(\\*"auth\\*"\s*:\s*\\*"[^":\\]*:)[0-9A-Za-z+/=]+')
+# The signature of a subscribe or sign-in, or a grant's whole JWT, also within a string of JSON.
+_SIGNATURE: Final = re.compile(r'(\\*"auth\\*"\s*:\s*\\*"[^":\\]*:)[^"\\]+')
 
 
 def debug_text(data: bytes | str) -> str:
