@@ -72,12 +72,23 @@ async def test_what_redis_lost_is_written_again_by_any_process(follower, other, 
     assert await link.ask(b"XLEN", keys.revoked_grants) == entries
 
 
+async def test_a_later_revocation_of_the_same_user_is_written_too(follower, other, link, keys):
+    await follower.redis.add([("1", "sub a", NOW_S - 60)])
+    # While Redis was away.
+    follower.table.put("1", "sub a", NOW_S)
+    await follower.redis.fill()
+    await other.redis.read()
+    assert list(other.table) == [("1", "sub a", NOW_S)]
+
+
 async def test_a_stream_of_repetitions_is_shortened(follower, other, link, keys, monkeypatch):
     monkeypatch.setattr(revoked_grants, "_MAX_SPARE_ENTRIES", 10)
     for number in range(30):
         await follower.redis.add([("1", "sub a", NOW_S - 30 + number)])
     await other.redis.add([("1", "sub b", NOW_S)])
+    assert (follower.redis.is_long, other.redis.is_long) == (True, False)
     await follower.redis.shorten()
+    assert not follower.redis.is_long
     assert await link.ask(b"XLEN", keys.revoked_grants) == 1
     await other.redis.fill()
     assert sorted(other.table) == [("1", "sub a", NOW_S - 1), ("1", "sub b", NOW_S)]

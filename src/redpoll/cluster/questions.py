@@ -84,13 +84,15 @@ class GrantRevoked(TopicMessage, frozen=True):
 
 class Unsubscribe(Question, frozen=True):
     """Remove a user, or the connection with this socket id, from one channel; "" for the one that isn't meant. Answers
-    with the number of subscriptions that it ended, and the digests (hex) of the grants that opened them."""
+    with the number of subscriptions that it ended, and the digests (hex) of the grants that opened them. `granted`:
+    the app accepts grants, and the user's earlier ones open this channel no longer."""
 
     app: str
     channel: str
     user: str
     socket: str
     at_s: int
+    granted: bool = True
 
 
 class ListConnections(Question, frozen=True):

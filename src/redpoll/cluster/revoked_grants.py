@@ -46,6 +46,8 @@ class RevokedInRedis:
         self._keys = keys
         self._on_news = on_news
         self._last = _START
+        # Entries that this process has added since the stream was shortened.
+        self._added = 0
         self._reading: asyncio.Task[None] | None = None
 
     def check(self, last: bytes | None) -> None:
@@ -66,13 +68,13 @@ class RevokedInRedis:
             # The next beat asks again.
             log.warning("revoked grants not read", reason=str(error))
 
-    async def read(self) -> set[tuple[str, str]]:
+    async def read(self) -> dict[tuple[str, str], int]:
         """Reads what follows the last entry read; all, if Redis has lost entries. Returns the app ids and subjects that
-        were read."""
+        were read, with the latest time of each."""
         newest = await self._link.ask(b"XREVRANGE", self._keys.revoked_grants, b"+", b"-", b"COUNT", 1)
         if not newest or _id(newest[0][0]) < self._last:
             self._last = _START
-        found: set[tuple[str, str]] = set()
+        found: dict[tuple[str, str], int] = {}
         news: set[str] = set()
         while True:
             first = b"(%d-%d" % self._last if self._last != _START else b"-"
@@ -81,7 +83,7 @@ class RevokedInRedis:
             )
             for entry_id, fields in entries:
                 for app_id, subject, at_s in _revocations(fields):
-                    found.add((app_id, subject))
+                    found[app_id, subject] = max(at_s, found.get((app_id, subject), at_s))
                     if self.table.put(app_id, subject, at_s):
                         news.add(app_id)
                 self._last = _id(entry_id)
@@ -95,6 +97,7 @@ class RevokedInRedis:
     async def add(self, revoked: Iterable[tuple[str, str, int]]) -> None:
         """Writes revocations: app id, subject, Unix seconds."""
         pairs = [(f"{app_id} {subject}", at_s) for app_id, subject, at_s in revoked]
+        self._added += -(-len(pairs) // _PAIRS_PER_ENTRY)
         oldest = int(self.table.clock() * 1_000) - _KEPT_MS
         await self._link.ask_all(
             [
@@ -117,13 +120,20 @@ class RevokedInRedis:
         # From the start: Redis may have lost what was read before.
         self._last = _START
         found = await self.read()
-        missing = [one for one in self.table if one[:2] not in found]
+        # Redis may have an earlier revocation of a user, whose later grants would still count.
+        missing = [one for one in self.table if found.get(one[:2], -1) < one[2]]
         if missing:
             await self.add(missing)
         await self.shorten()
 
+    @property
+    def is_long(self) -> bool:
+        """Whether `fill` may find a stream to shorten: this process has written many entries."""
+        return self._added > _MAX_SPARE_ENTRIES
+
     async def shorten(self) -> None:
         """Writes a stream with many repetitions again."""
+        self._added = 0
         needed = len(self.table) // _PAIRS_PER_ENTRY + 1
         if await self._link.ask(b"XLEN", self._keys.revoked_grants) <= needed + _MAX_SPARE_ENTRIES:
             return
@@ -131,6 +141,7 @@ class RevokedInRedis:
         # What another control plane adds from here on has a greater id, and stays.
         last = self._last
         await self.add(self.table)
+        self._added = 0
         await self._link.ask(b"XTRIM", self._keys.revoked_grants, b"MINID", b"%d-%d" % (last[0], last[1] + 1))
 
 

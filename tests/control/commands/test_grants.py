@@ -52,6 +52,12 @@ async def test_revoked_without_a_server_for_the_next_one(context):
         assert (await check(context, minted["auth"]))["reason"] == "it was revoked"
 
 
+async def test_others_that_share_the_store_would_not_hear_of_it(context):
+    context.store.shared = True
+    with pytest.raises(CommandError, match="run the command on a machine where a server runs"):
+        await run(context, "grant revoke", app="1", jti="a", user=None)
+
+
 @pytest.mark.parametrize(
     ("verb", "args", "text"),
     [

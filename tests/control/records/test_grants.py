@@ -135,3 +135,32 @@ async def test_an_unsubscribed_user_needs_a_new_grant_where_grants_are_accepted(
     assert list(grants.table) == []
     assert await grants.unsubscribe("1", "private-a", "7", "", granted=True) == 0
     assert list(grants.table) == [("1", "channel private-a sub 7", NOW_S)]
+
+
+async def test_a_question_waits_for_others_for_a_bounded_time(make, monkeypatch):
+    grants = await make()
+    monkeypatch.setattr(grants_module, "_ASKED_WITHIN_S", 0.01)
+    never, asked = asyncio.Event(), asyncio.Event()
+
+    async def silent(question):
+        asked.set()
+        await never.wait()
+
+    monkeypatch.setattr(grants._survey, "ask", silent)
+    first = asyncio.create_task(grants.revoke("1", "jti a"))
+    await asked.wait()
+    with pytest.raises(Unavailable, match="other requests"):
+        await grants.revoke("1", "jti b")
+    # It is in Redis, where every worker finds it.
+    assert ("1", "jti b", NOW_S) in list(grants.table)
+    first.cancel()
+
+
+async def test_repeated_revocations_do_not_lengthen_the_stream_for_ever(make, redis, monkeypatch):
+    monkeypatch.setattr("redpoll.cluster.revoked_grants._MAX_SPARE_ENTRIES", 5)
+    grants = await make()
+    for _ in range(20):
+        await grants.revoke("1", "jti a")
+    async with asyncio.timeout(60):
+        while redis.call("XLEN", Keys().revoked_grants) > 6:
+            await asyncio.sleep(0.01)

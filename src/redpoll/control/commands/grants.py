@@ -99,6 +99,11 @@ async def _revoke(context: Context, args: dict[str, Any]) -> Any:
     if context.cluster is not None:
         at_s, ended = await context.cluster.grants.revoke(app.id, subject, COMMAND_LINE)
         return {"revoked_at": at_s, "unsubscribed": ended}
+    if context.store.shared:
+        raise CommandError(
+            "no server runs on this data folder, and those of other machines that share the record store wouldn't hear "
+            "of this: run the command on a machine where a server runs"
+        )
     # No server runs: the next one reads it before it admits clients.
     at_s = int(time.time())
     async with context.store.change() as connection:

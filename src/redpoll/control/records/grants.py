@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import hiredis
 import structlog
@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 # Between two attempts to write what the record store doesn't have yet.
 _RETRY_S: Final = 1.0
 _WRITTEN_WITHIN_S: Final = 1.9
+# A question waits this long for those of other requests.
+_ASKED_WITHIN_S: Final = 2.0
 
 
 class Grants:
@@ -104,8 +106,7 @@ class Grants:
         Raises ApiError if the app has too many.
         """
         at_s = await self._record(app_id, subject, by)
-        async with self._asking:
-            answers: dict[str, int] = await self._survey.ask(RevokeGrants(app_id, subject, at_s))
+        answers: dict[str, int] = await self._ask(RevokeGrants(app_id, subject, at_s))
         ended = sum(answers.values())
         log.info("grants revoked", app=app_id, subject=subject, subscriptions=ended)
         return at_s, ended
@@ -116,10 +117,9 @@ class Grants:
         at_s = int(self._clock())
         if user and granted:
             at_s = await self._record(app_id, of_channel(channel, user), None)
-        async with self._asking:
-            answers: dict[str, tuple[int, list[str]]] = await self._survey.ask(
-                Unsubscribe(app_id, channel, user, socket, at_s)
-            )
+        answers: dict[str, tuple[int, list[str]]] = await self._ask(
+            Unsubscribe(app_id, channel, user, socket, at_s, granted)
+        )
         if socket:
             # The connection's next socket id must not open the channel by the same grant.
             digests = {digest for _, found in answers.values() for digest in found}
@@ -128,6 +128,18 @@ class Grants:
         ended = sum(ended for ended, _ in answers.values())
         log.info("unsubscribed by the app", app=app_id, channel=channel, user=user or None, socket=socket or None)
         return ended
+
+    async def _ask(self, question: RevokeGrants | Unsubscribe) -> dict[str, Any]:
+        """Asks all workers, one question at a time. Raises Unavailable, also if others ask for too long."""
+        try:
+            async with asyncio.timeout(_ASKED_WITHIN_S):
+                await self._asking.acquire()
+        except TimeoutError:
+            raise Unavailable(f"other requests were not answered within {_ASKED_WITHIN_S:g} s") from None
+        try:
+            return await self._survey.ask(question)
+        finally:
+            self._asking.release()
 
     async def _record(self, app_id: str, subject: str, by: Actor | None) -> int:
         at_s = int(self._clock())
@@ -152,6 +164,9 @@ class Grants:
         except (TimeoutError, LinkDown, hiredis.ReplyError) as error:
             self._unfilled = True
             raise Unavailable(str(error) or f"no answer from Redis within {_WRITTEN_WITHIN_S:g} s") from None
+        if self._redis.is_long:
+            self._unfilled = True
+            self._wake.set()
         self._link.call(self._keys.publish, self._keys.controls, encode(GrantRevoked(app_id, subject, at_s)))
         return at_s
 
