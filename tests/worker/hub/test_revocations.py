@@ -8,6 +8,7 @@ from redpoll.cluster.questions import RevokeGrants, Unsubscribe
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
+from redpoll.protocol.auth import sign_channel
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 REFUSED = "pusher:subscription_error"
@@ -111,4 +112,28 @@ async def test_a_user_or_a_socket_leaves_one_channel(bench):
     for unknown in ("1.1", "x", "9" * 50):
         (answer,) = (await ask(bench, Unsubscribe(APP_ID, "private-b", "", unknown, 5))).values()
         assert answer == [0, []]
+    assert worker.statistics.loop_exceptions_total == 0
+
+
+async def test_a_removed_user_who_had_left_before_does_not_return_by_the_old_signature(bench):
+    worker = await start(bench)
+    client = await bench.client(worker)
+    await client.subscribe("presence-a", {"user_id": "7"})
+    await client.send("pusher:unsubscribe", {"channel": "presence-a"})
+    connection = worker.hub.find_socket(APP_ID, client.socket_id)
+    # It connected before the second of the removal.
+    connection.client_seen = connection.client_seen._replace(at_s=int(time.time()) - 10)
+    question = Unsubscribe(APP_ID, "presence-a", "7", "", int(time.time()), False)
+    assert list((await ask(bench, question)).values()) == [[0, []]]
+    # The app has no grants: nothing for the table that is bounded by what grants there are.
+    assert len(worker.hub.revoked_grants) == 0
+    data = json.dumps({"user_id": "7"})
+    auth = f"{KEY}:{sign_channel(SECRET, client.socket_id, 'presence-a', data)}"
+    await client.send("pusher:subscribe", {"channel": "presence-a", "auth": auth, "channel_data": data})
+    assert await refused(client, "presence-a") == "access was revoked"
+    # Others, other channels, and a new connection.
+    await client.subscribe("presence-a", {"user_id": "8"})
+    await client.subscribe("presence-b", {"user_id": "7"})
+    await (await bench.client(worker)).subscribe("presence-a", {"user_id": "7"})
+    await subscribe(client, "presence-c", grant("presence-*", sub="7"))
     assert worker.statistics.loop_exceptions_total == 0

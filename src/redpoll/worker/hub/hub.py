@@ -148,6 +148,9 @@ class Hub:
             self.perform(connection, connection.session.refused(join.channel, "address", now))
             return
         app, member = connection.session.app, join.member
+        if member is not None and self.users.removed.forbids(connection, join.channel, member.user_id):
+            self.perform(connection, connection.session.remove(join.channel))
+            return
         if member is None and join.rewind is None and not join.recovers:
             local_channel = self.registry.join_at_once(app, join.channel)
             if local_channel is not None:
@@ -316,8 +319,7 @@ class Hub:
         return bool(rule.replay or rule.replay_seconds or connection.session.app.user_resume_s)
 
     def _answer(self, local_channel: LocalChannel, cached: bytes | None, total: int | None) -> bytes:
-        """Success, then the cached event or its miss, then the count, as one piece (protocol/README.md "Subscribing",
-        "Cache channels", "Subscription counts")."""
+        """Success, the cached event or its miss, the count, as one piece (protocol/README.md "Subscribing")."""
         answer = self._success(local_channel)
         if cached:
             answer += _frame.frame_of(cached, local_channel.audience.name)[0]
@@ -347,9 +349,8 @@ class Hub:
 
     def counted(self, local_channel: LocalChannel, total: int) -> None:
         self._post(local_channel, frames.subscription_count(local_channel.channel, total))
-        audience: Channel = local_channel.audience
-        if audience.readers is not None:
-            audience.readers.counted(total)
+        if (readers := local_channel.audience.readers) is not None:
+            readers.counted(total)
 
     def _post(self, local_channel: LocalChannel, payload: bytes) -> None:
         """Send a frame that isn't an event to all subscribers, those with a replay included."""
@@ -431,8 +432,7 @@ class Hub:
     def find_socket(self, app_id: str, socket_id: str) -> Connection | None:
         """The app's connection with this id. Rarely asked for, so it searches: a map would cost each 100 bytes."""
         hi, _, lo = socket_id.partition(".")
-        # int() refuses very long texts.
-        if not (hi.isdecimal() and lo.isdecimal()) or len(socket_id) > 40 or max(int(hi), int(lo)) >= 1 << 64:
+        if len(socket_id) > 40 or not (hi.isdecimal() and lo.isdecimal()) or max(int(hi), int(lo)) >= 1 << 64:
             return None
         return self.open_connections.find(app_id, int(hi), int(lo))
 

@@ -77,7 +77,10 @@ class Revocations:
     async def unsubscribe(self, question: Unsubscribe) -> tuple[int, list[str]]:
         """Returns how many subscriptions ended, and which grants had opened them."""
         if question.user:
-            self.table.put(question.app, of_channel(question.channel, question.user), question.at_s)
+            self._hub.users.removed.put(question.app, question.channel, question.user)
+            # Without grants nothing bounds the table.
+            if question.granted:
+                self.table.put(question.app, of_channel(question.channel, question.user), question.at_s)
         return await self._start(self._remove(question))
 
     async def _remove(self, question: Unsubscribe) -> tuple[int, list[str]]:

@@ -7,6 +7,7 @@ Being a member of a presence channel doesn't sign a user in.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
+from redpoll.protocol.grants import MAX_REVOKED
 from redpoll.protocol.users import TERMINATED
 from redpoll.worker.hub.watchlists import Watchlists
 
@@ -22,17 +24,51 @@ if TYPE_CHECKING:
     from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.hub.connection import Connection
 
-__all__ = ["Users"]
+__all__ = ["Removed", "Users"]
 
 # When an app turns watchlists on, so many are handled at a time; other clients are served in between.
 _LISTS_A_SLICE = 50
 
 
+class Removed:
+    """The users who were removed from presence channels, and when by this worker's clock; the latest 10,000.
+
+    Someone who had left the channel is nobody's connection at the removal, and still has the signature. It is for that
+    connection alone, so one that is older than the removal doesn't become this member again. Whole seconds: one of the
+    same second may.
+    """
+
+    def __init__(self) -> None:
+        self._at_s: dict[tuple[str, str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def put(self, app_id: str, channel: str, user_id: str) -> None:
+        who = (app_id, channel, user_id)
+        # The latest comes last.
+        self._at_s.pop(who, None)
+        self._at_s[who] = int(time.time())
+        if len(self._at_s) > MAX_REVOKED:
+            del self._at_s[next(iter(self._at_s))]
+
+    def forbids(self, connection: Connection, channel: str, user_id: str) -> bool:
+        """Whether this connection's signature for the member may be older than the removal. Grants say that
+        themselves."""
+        if not self._at_s:
+            return False
+        session = connection.session
+        if session.channels[channel].grant is not None:
+            return False
+        return connection.client_seen.at_s < self._at_s.get((session.app.id, channel, user_id), 0)
+
+
 class Users:
-    """This worker's map from user to connections, by app."""
+    """This worker's map from user to connections, by app. `removed` has those who may not return to a channel."""
 
     def __init__(self, flusher: Flusher, registry: Registry) -> None:
         self.watchlists = Watchlists(partial(Audience, flusher), registry.online, _frame.text)
+        self.removed = Removed()
         self._registry = registry
         self._flusher = flusher
         # An audience adds and discards in O(1) and takes less than half of a set's memory.
