@@ -6,6 +6,7 @@ The format: protocol/README.md "Grants". Any JWT library can make it; this modul
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ __all__ = ["MAX_GRANT_S", "grant_key", "mint_grant"]
 MAX_GRANT_S = 86_400
 _MAX_BYTES = 4_096
 _MAX_PATTERNS = 100
+_PATTERN = re.compile(r"\*|[-_=@,.;0-9A-Za-z]{1,200}\*?").fullmatch
 
 
 def grant_key(secret: str) -> str:
@@ -46,16 +48,20 @@ def mint_grant(
 
     Whether the user may join is for the caller to decide first: whoever has the grant can join until it ends.
     """
+    if isinstance(channels, str):
+        # Its letters would be the patterns, and a * among them opens every channel.
+        raise ValueError(f"channels must be several, as a list, not the text {channels!r:.80}")
     patterns = list(channels)
     if len(patterns) > _MAX_PATTERNS:
         raise ValueError(f"{len(patterns)} channels; at most {_MAX_PATTERNS} are allowed")
     for pattern in patterns:
-        if not pattern or "*" in pattern[:-1]:
+        if _PATTERN(pattern) is None:
             raise ValueError(f"{pattern!r} must be a channel, or the beginning of channels with * at the end")
     if not 0 < lasts_s <= MAX_GRANT_S:
         raise ValueError(f"a grant lasts 1 to {MAX_GRANT_S} s, not {lasts_s}")
-    if user_id is not None and not 1 <= len(user_id) <= 128:
-        raise ValueError(f"user_id must be a string of 1 to 128 characters, not {user_id!r:.80}")
+    for name, word in (("user_id", user_id), ("jti", jti)):
+        if word is not None and not (1 <= len(word) <= 128 and word.isprintable()):
+            raise ValueError(f"{name} must be a string of 1 to 128 printable characters, not {word!r:.80}")
     issued_at = int(time.time() if now_s is None else now_s)
     claims: dict[str, Any] = {
         "iat": issued_at,
