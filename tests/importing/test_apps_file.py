@@ -132,16 +132,3 @@ def test_secrets_come_from_files(tmp_path):
 def test_file_that_cannot_be_read_is_refused(name: str, text: str, why: str):
     with pytest.raises(SourceError, match=why):
         parse(text, name)
-
-
-def test_aliases_of_yaml_cannot_fill_the_memory():
-    levels = "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 20)}]\n" for n in range(9))
-    with pytest.raises(SourceError, match="aliases stand for more than"):
-        parse(f"a0: &a0 [x]\n{levels}", "a.yaml")
-
-
-@pytest.mark.parametrize("text", ["apps: " + "[" * 100_000, "apps: " + "{a: " * 100_000, "- " * 100_000])
-def test_yaml_of_any_depth_is_refused(text: str):
-    """libyaml's composer overflows the stack at some ten thousand levels. Some releases have a limit of their own."""
-    with pytest.raises(SourceError, match=r"a\.yaml:1: .*(nested too deeply|nesting depth)"):
-        parse(text, "a.yaml")

@@ -70,7 +70,7 @@ def apply(file: Path, dry_run: bool, prune: bool, kind: str | None, settings: co
     args = {"apps": parsed.apps, "dry_run": dry_run, "prune": prune, "file": name}
     result = run(settings, "app apply", args, timeout_s=_ANSWERS_WITHIN_S)
     if result["faults"]:
-        from redpoll.importing.apps_file import Fault
+        from redpoll.importing.file_formats import Fault
 
         # `keys[0]` of the command is `key` in the file, where the app has one.
         refuse([parsed.sentence(Fault(fault["where"], fault["text"])) for fault in result["faults"]])

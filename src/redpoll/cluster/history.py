@@ -170,7 +170,7 @@ class History:
         self._run(HISTORY, self._names(app_id, channel), args, partial(self._paged, done))
 
     def begin(self, app: App, channel: str, rule: HistoryRule, done: Done) -> None:
-        """The position of a channel with this rule, whose history is begun if there is none: it lives 5 min if nobody
+        """The position of a channel with this rule. Begins its history if there is none; that lives 5 min if no client
         asks again and nothing is published. `done` gets `(epoch, last offset)`, None if the app has as many channels
         with history as it may, or an error as in `page`, never from within this call."""
         keys, app_id = self._keys, app.id

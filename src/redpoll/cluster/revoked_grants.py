@@ -1,8 +1,8 @@
 """The revocations of grants in Redis: a stream that every worker and control plane follows.
 
-A beat brings the id of the last entry (beat.lua), so whoever missed a message on `sys` reads what follows within a
-second. Nobody forgets what it has read before the grants have expired, so a Redis that starts empty is filled again by
-any control plane (cluster/README.md "Revoked grants").
+A beat brings the id of the last entry (beat.lua), so a process that missed a message on `sys` reads what follows within
+a second. Each process keeps what it has read until the grants have expired, so any control plane fills a Redis that
+starts empty (cluster/README.md "Revoked grants").
 """
 
 from __future__ import annotations

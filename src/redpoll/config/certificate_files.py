@@ -1,4 +1,4 @@
-"""Finds, reads and checks the certificates of `tls_cert`, `tls_key` and `tls_ocsp`, and chooses who is shown which.
+"""Finds, reads and checks the certificates of `tls_cert`, `tls_key` and `tls_ocsp`, and chooses one for each client.
 
 `tls_cert` names files and folders. In a folder a certificate is
 

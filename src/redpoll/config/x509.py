@@ -1,7 +1,7 @@
 """What a certificate (RFC 5280) and an OCSP response (RFC 6960) say, read from their DER.
 
-Only what decides which certificate is shown to whom, and for how long. OpenSSL checks the rest, and clients check the
-signatures. Python's ssl module decodes neither, and a server needs no package for more.
+It reads only what decides which certificate a client gets, and for how long. OpenSSL checks the rest, and clients check
+the signatures. Python's ssl module decodes neither, and a server needs no package for more.
 """
 
 from __future__ import annotations

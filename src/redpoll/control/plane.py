@@ -137,11 +137,11 @@ class ControlPlane:
         self.node_survey = NodeSurvey(link, keys, self.view)
         self.observation = Observation(start, link, keys, self.node_survey, event_log, charts)
         figures = WorkerFigures(Stats(link, keys), self.view)
-        self.survey = Survey(link, keys)
-        self.grants = Grants(store, link, keys, self.survey)
+        survey = Survey(link, keys)
+        self.grants = Grants(store, link, keys, survey)
         self.node_survey.answerers.hear(GrantRevoked, self.grants.heard)
         self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all), self.grants)
-        api = self._api(settings)
+        api = self._api(settings, survey)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
         managed = Managed(records, webhooks, shard_key)
         self.routes = self._routes(api, figures, management_routes(managed, settings.app_id))
@@ -163,14 +163,14 @@ class ControlPlane:
 
     # -- the parts that answer requests
 
-    def _api(self, settings: Settings) -> Api:
+    def _api(self, settings: Settings, survey: Survey) -> Api:
         link, keys, publishing = self.cluster.link, self.cluster.keys, self.publishing
         return Api(
             publishing.publisher,
             Occupancy(link, keys),
             publishing.daily,
             Idempotency(link, keys),
-            self.survey,
+            survey,
             settings.master_key(),
             self.observation.tracer,
         )

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from redpoll.importing.file_formats import Fault, format_of, read
 from redpoll.importing.plan import SourceError
 
-__all__ = ["FORMATS", "MAX_BYTES", "AppsFile", "Fault", "format_of", "parse", "resolve_secret", "written_secret"]
+__all__ = ["MAX_BYTES", "AppsFile", "parse", "resolve_secret", "written_secret"]
 
 MAX_BYTES: Final = 16 << 20
-FORMATS: Final = ("toml", "yaml", "json")
-# A YAML file may name one value many times. So many values may be repeated, counting what is in them.
-_MAX_REPEATED: Final = 100_000
-# The file itself needs 5. libyaml's composer calls itself for each level, and would overflow the stack.
-_MAX_YAML_DEPTH: Final = 50
 _MAX_NUMBER: Final = 10**12
 _MAX_SECRET_BYTES: Final = 4_096
 # Before a secret that begins like a reference.
 _TEXT: Final = "text:"
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-class Fault(NamedTuple):
-    """What is wrong, and the path of its place: `apps[0].key`, or "" for the file."""
-
-    where: str
-    text: str
 
 
 class AppsFile(NamedTuple):
@@ -62,19 +50,9 @@ class AppsFile(NamedTuple):
         return f"{place}: {fault.where}: {fault.text}" if fault.where else f"{place}: {fault.text}"
 
 
-def format_of(name: str, text: str) -> Literal["toml", "yaml", "json"]:
-    """The format by the file's ending; without a known one by its first character."""
-    ending = Path(name).suffix.lower()
-    if ending in (".yaml", ".yml"):
-        return "yaml"
-    if ending == ".json" or (ending != ".toml" and text.lstrip().startswith("{")):
-        return "json"
-    return "toml"
-
-
 def parse(name: str, content: bytes, kind: str | None, secret_of: Callable[[str], str], now_s: float) -> AppsFile:
-    """Reads the file. `kind` is one of FORMATS, None to recognise it. `secret_of(text)` returns the secret that a text
-    of the file stands for, and raises ValueError. Raises SourceError if the file can't be read at all."""
+    """Reads the file. `kind` is one of file_formats.FORMATS, None to recognise it. `secret_of(text)` returns the secret
+    that a text of the file stands for, and raises ValueError. Raises SourceError if the file can't be read at all."""
     if len(content) > MAX_BYTES:
         raise SourceError(f"{name}: more than {MAX_BYTES >> 20} MiB, the most that a file may have")
     try:
@@ -83,9 +61,8 @@ def parse(name: str, content: bytes, kind: str | None, secret_of: Callable[[str]
         raise SourceError(f"{name}: not a text in UTF-8") from None
     faults: list[Fault] = []
     lines: dict[str, int] = {}
-    read = {"toml": _read_toml, "yaml": _read_yaml, "json": _read_json}[kind or format_of(name, text)]
     try:
-        data = read(text, lines, faults)
+        data = read(kind or format_of(name, text), text, lines, faults)
         json.dumps(data, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         raise SourceError(f"{name}: a text has half of a surrogate pair, which is no character") from None
@@ -130,138 +107,6 @@ def resolve_secret(text: str, environment: Mapping[str, str]) -> str:
 def written_secret(secret: str) -> str:
     """The text for which `resolve_secret` returns this secret."""
     return f"{_TEXT}{secret}" if secret.startswith(("env:", "file:", _TEXT)) else secret
-
-
-# -- formats: each returns the document and fills `lines`
-
-
-def _read_toml(text: str, lines: dict[str, int], _faults: list[Fault]) -> Any:
-    try:
-        data = tomllib.loads(text)
-    except ValueError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        raise SourceError(f"{':' + line[1] if line else ''}: not valid TOML: {error}") from None
-    _lines_of_toml(text, lines)
-    return data
-
-
-_TOML_TABLE: Final = re.compile(r"\s*\[(\[)?\s*([A-Za-z0-9_.\- ]+?)\s*\]")
-_TOML_NAME: Final = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
-
-
-def _lines_of_toml(text: str, lines: dict[str, int]) -> None:
-    """The lines of tables and of the names in them. Values in one line have the line of their name."""
-    counts: dict[str, int] = {}
-    here = ""
-    for number, line in enumerate(text.split("\n"), 1):
-        if (table := _TOML_TABLE.match(line)) is not None:
-            here = ""
-            parts = [part.strip() for part in table[2].split(".")]
-            for at, part in enumerate(parts):
-                here = f"{here}.{part}" if here else part
-                if at == len(parts) - 1 and table[1]:
-                    counts[here] = counts.get(here, -1) + 1
-                if here in counts:
-                    here = f"{here}[{counts[here]}]"
-            lines.setdefault(here, number)
-        elif (name := _TOML_NAME.match(line)) is not None:
-            lines.setdefault(f"{here}.{name[1]}" if here else name[1], number)
-
-
-def _read_json(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            faults.append(Fault("", f"an object has the name {twice!r} twice"))
-        return found
-
-    try:
-        data = json.loads(text, object_pairs_hook=unique)
-    except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise SourceError(f"{line}: not valid JSON: {error}") from None
-    _lines_of_json(text, lines)
-    return data
-
-
-def _lines_of_json(text: str, lines: dict[str, int]) -> None:
-    """The line of each app. The text is valid JSON."""
-    start = re.search(r'"apps"\s*:\s*\[\s*', text)
-    if start is None:
-        return
-    decoder, at, line, counted, number = json.JSONDecoder(), start.end(), 1, 0, 0
-    while at < len(text) and text[at] not in "]":
-        line += text.count("\n", counted, at)
-        counted = at
-        lines[f"apps[{number}]"] = line
-        try:
-            _, end = decoder.raw_decode(text, at)
-        except ValueError:
-            return
-        following = re.compile(r"\s*,?\s*").match(text, end)
-        at = following.end() if following is not None else len(text)
-        number += 1
-
-
-def _read_yaml(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise SourceError(": YAML needs PyYAML: pip install 'redpoll[yaml]', or write TOML or JSON") from None
-    loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    loader = loader_class(text)
-    try:
-        _check_yaml_depth(yaml.parse(text, Loader=loader_class))
-        node = loader.get_single_node()
-        return None if node is None else _Yaml(loader, lines, faults).value(node, "")
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise SourceError(f"{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    finally:
-        loader.dispose()
-
-
-def _check_yaml_depth(events: Iterable[Any]) -> None:
-    depth = 0
-    for event in events:
-        name = type(event).__name__
-        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-        if depth > _MAX_YAML_DEPTH:
-            raise SourceError(f":{event.start_mark.line + 1}: values are nested too deeply")
-
-
-class _Yaml:
-    """Turns nodes into values, with the line of each."""
-
-    def __init__(self, loader: Any, lines: dict[str, int], faults: list[Fault]) -> None:
-        self._loader = loader
-        self._lines = lines
-        self._faults = faults
-        self._seen: set[int] = set()
-        self._repeated = 0
-
-    def value(self, node: Any, path: str) -> Any:
-        self._repeated += id(node) in self._seen
-        self._seen.add(id(node))
-        if self._repeated > _MAX_REPEATED:
-            raise SourceError(f": its aliases stand for more than {_MAX_REPEATED} values")
-        self._lines[path] = node.start_mark.line + 1
-        if node.id == "sequence":
-            return [self.value(one, f"{path}[{number}]") for number, one in enumerate(node.value)]
-        if node.id == "mapping":
-            found: dict[str, Any] = {}
-            for name_node, value_node in node.value:
-                name = str(name_node.value) if name_node.id == "scalar" else "?"
-                where = f"{path}.{name}" if path else name
-                if name in found:
-                    self._faults.append(Fault(where, "this name is here twice"))
-                found[name] = self.value(value_node, where)
-                self._lines[where] = name_node.start_mark.line + 1
-            return found
-        return self._loader.construct_object(node)
 
 
 # -- the shape

@@ -50,7 +50,7 @@ class HistoryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `id` is 6 hex digits. `name` is a channel's name, or with `prefix` the beginning of names ("": every channel).
     `keep` is messages per channel, stored for `seconds`; 0 makes the rule an exception to a wider one.
     New subscribers get the last `replay` messages, or those of the last `replay_seconds`.
-    With `max_rate` each subscriber gets at most so many frames a second of a channel (`protocol/joining.py`): the
+    With `max_rate` each subscriber gets at most that many frames a second of a channel (`protocol/joining.py`): the
     `latest` event of each name, or those whose strings at the path `join` are joined, of one value at the path `by`.
     `era` is set by `with_eras`: histories of two eras have different epochs.
     """

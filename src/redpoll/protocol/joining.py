@@ -198,7 +198,7 @@ class Joined:
         return self._texts[0]
 
     def add(self, part: Part, text: bytes, parts: int, offset: int, traces: Sequence[bytes], size: int) -> None:
-        """`part` is the last of so many more parts, with this text. `size` is the new one."""
+        """Adds parts with this text, of which `part` is the last one. `size` is the new size."""
         if len(self._texts) == _MAX_TEXTS:
             self._texts = [self.text]
         self._texts.append(text)

@@ -280,7 +280,7 @@ def decode_unsubscribe(body: bytes, channel: str) -> tuple[str, str]:
     if not channels.needs_auth(channel) or channel.startswith(channels.OWN_PREFIX):
         raise ApiError(
             "invalid_channel",
-            f"channel {_quoted(channel)} needs no signature, so whoever is removed from it may subscribe again; only "
+            f"channel {_quoted(channel)} needs no signature, so a client that is removed may subscribe again; only "
             "private and presence channels have this",
         )
     request = _decode(_unsubscribe_decoder, body)

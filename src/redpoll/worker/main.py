@@ -9,14 +9,11 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable
 from typing import Any, assert_never
 
 import msgspec
 import structlog
 
-from redpoll._fanout import Flusher
-from redpoll._sockets import Poller
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life, Lifecycle
@@ -60,6 +57,7 @@ from redpoll.worker.answers import answer_questions
 from redpoll.worker.app_changes import AppChanges
 from redpoll.worker.aside import Aside
 from redpoll.worker.fallback.fallback import Fallback
+from redpoll.worker.flushing import Flushing
 from redpoll.worker.hub.connection import Connection
 from redpoll.worker.hub.debugging import Debugging
 from redpoll.worker.hub.hub import Hub
@@ -84,8 +82,6 @@ log = structlog.get_logger()
 _RESERVED_DESCRIPTORS = 64
 # The part of the grace over which connections are closed; the rest is for the answers to our Close frames.
 _SHARE_OF_GRACE = 0.7
-# A traced event counts as sent after this many loop passes, though other events still wait.
-_MAX_PASSES_TO_SEND = 100
 _RESTARTING = "the server is restarting; connect again"
 _DRAINING = "the server is draining; connect again"
 
@@ -101,15 +97,14 @@ class Worker:
         self.start_message = start
         self.child_pipe = child_pipe
         settings = start.settings
-        self.loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
         self.life = Life()
         # The order to close all connections and end, with its `max_per_s`.
-        self._stop: asyncio.Future[float | None] = self.loop.create_future()
-        self.poller = Poller(self.loop)
-        self.collector = Collector(self.loop)
-        self.flusher = Flusher(self._schedule_flush, settings.max_unsent_bytes, poller=self.poller)
-        self.hub = Hub(self.flusher)
+        self._stop: asyncio.Future[float | None] = loop.create_future()
+        self.collector = Collector(loop)
+        self.flushing = Flushing(loop, settings.max_unsent_bytes)
+        self.hub = Hub(self.flushing.flusher)
         self.link = open_link(start.redis_url)
         self._keys = keys = Keys(settings.redis_prefix, sharded=self.link.sharded, shard_key=None)
         self._has_shard_key = asyncio.Event()
@@ -120,8 +115,8 @@ class Worker:
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
         mailbox = Mailbox(self.link, keys, start.run, start.process)
-        self.revocations = Revocations(self.hub, self.hub.revoked_grants)
-        self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, self.revocations.read)
+        revocations = Revocations(self.hub, self.hub.revoked_grants)
+        self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, revocations.read)
         self.registry = self._create_registry(mailbox, timings)
         self.tracing = self._open_tracing(keys)
         self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
@@ -131,12 +126,12 @@ class Worker:
         debugging = Debugging(self.hub.open_connections, self.link, keys, settings.node_name, f"worker {start.number}")
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
-        self._answer_questions()
+        self._answer_questions(revocations)
         self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
-        self.fallback = Fallback(self.link, keys, mailbox, self.directory, self.loop)
+        self.fallback = Fallback(self.link, keys, mailbox, self.directory, loop)
         self.gate = Gate(
             settings,
-            self.flusher,
+            self.flushing.flusher,
             self.hub,
             self.janitor,
             self.directory,
@@ -182,11 +177,11 @@ class Worker:
         """Whether clients may be admitted: Redis answers, and what was revoked is known."""
         return self.registry.ready and self._revoked.was_read
 
-    def _answer_questions(self) -> None:
+    def _answer_questions(self, revocations: Revocations) -> None:
         answer_questions(
             self.answerers,
             self.hub,
-            self.revocations,
+            revocations,
             self.life,
             self._drain,
             lambda: self.registry.worker_id,
@@ -215,21 +210,22 @@ class Worker:
             TraceWriter(self.link, keys, start.run),
             lambda: self.registry.worker_id,
             start.settings.trace_calls_per_second,
-            when_sent=self._when_sent,
+            when_sent=self.flushing.when_sent,
         )
 
     async def run(self) -> None:
         """Serve until drained."""
-        self.loop.set_exception_handler(self.statistics.loop_exception)
-        self.loop.add_signal_handler(signal.SIGTERM, self.drain)
-        self.child_pipe.attach(self.loop, TO_WORKER, self._supervisor_message, _supervisor_died)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self.statistics.loop_exception)
+        loop.add_signal_handler(signal.SIGTERM, self.drain)
+        self.child_pipe.attach(loop, TO_WORKER, self._supervisor_message, _supervisor_died)
         # Said also if it never changes: publishes wait for this worker until it is subscribed, or out of service.
         self.child_pipe.send(ReachChanged(self.registry.reach))
         # Before Redis is there: /healthz works and upgrades get 503 instead of a refused connection.
         await self.listeners.open()
         self.janitor.start()
         self.aside.start()
-        beginning = self.loop.create_task(self._begin())
+        beginning = loop.create_task(self._begin())
         max_per_s = await self._stop
         beginning.cancel()
         await asyncio.gather(beginning, return_exceptions=True)
@@ -298,7 +294,7 @@ class Worker:
         self._revoked.close()
         await self.registry.finish()
         await self.link.close()
-        self.poller.close()
+        self.flushing.close()
         self.collector.stop()
         self.child_pipe.close()
         self.life.become(Lifecycle.STOPPED)
@@ -351,19 +347,6 @@ class Worker:
         self.tracing.flush()
         self.gate.http.beat()
         self.fallback.beat()
-
-    def _schedule_flush(self) -> None:
-        self.loop.call_soon(self.flusher.flush)
-
-    def _when_sent(self, then: Callable[[], None], passes: int = _MAX_PASSES_TO_SEND) -> None:
-        """Calls `then` after the flush that is scheduled, or if that doesn't write all, after a later one."""
-        self.loop.call_soon(self._if_sent, then, passes)
-
-    def _if_sent(self, then: Callable[[], None], passes: int) -> None:
-        if self.flusher.waiting and passes:
-            self._when_sent(then, passes - 1)
-        else:
-            then()
 
 
 def _max_connections() -> int:

@@ -97,11 +97,7 @@ class Statistics:
                 "channels_limited_total": gate.hub.channels_refused,
                 "subscribes_limited_total": gate.refusals.subscribes,
                 "address_subscribes_limited_total": gate.hub.subscribe_rates.refused,
-                "http_connections": len(gate.http.connections),
-                "http_forwarded_total": gate.http.link.requests_total,
-                "http_usual_total": gate.http.link.usual_total,
-                "http_unconfirmed_total": gate.http.link.unconfirmed_total,
-                **{f"http_refused_{limit}_total": count for limit, count in gate.http.refused.items()},
+                **self._http(),
                 "rewinds_total": gate.hub.replayer.begun,
                 "replayed_total": gate.hub.replayer.replayed,
                 "join_passed_total": gate.hub.pacing.passed,
@@ -110,14 +106,25 @@ class Statistics:
                 "catchups_total": registry.catchups,
                 "history_lost_total": registry.histories_lost,
                 "by_app": self._apps(),
-                "stream_readers": len(gate.streams),
-                "stream_channels": gate.streams.tails,
-                **{f"stream_{live.name.lower()}_total": n for live, n in gate.streams.requests.items()},
-                "readers_by_app": dict(Counter(gate.streams.by_app).most_common(_MAX_APPS_REPORTED)),
                 "events_unkept_total": gate.hub.client_events.bus.unkept,
                 "events_unhooked_total": gate.hub.client_events.bus.unhooked + registry.unhooked,
             },
         )
+
+    def _http(self) -> dict[str, Any]:
+        """HTTP connections, and the readers among them."""
+        http, streams = self._gate.http, self._gate.streams
+        return {
+            "http_connections": len(http.connections),
+            "http_forwarded_total": http.link.requests_total,
+            "http_usual_total": http.link.usual_total,
+            "http_unconfirmed_total": http.link.unconfirmed_total,
+            **{f"http_refused_{limit}_total": count for limit, count in http.refused.items()},
+            "stream_readers": len(streams),
+            "stream_channels": streams.tails,
+            **{f"stream_{live.name.lower()}_total": n for live, n in streams.requests.items()},
+            "readers_by_app": dict(Counter(streams.by_app).most_common(_MAX_APPS_REPORTED)),
+        }
 
     def _apps(self) -> dict[str, list[int]]:
         """By app its connections, client events and events sent to clients, for the apps with the most connections."""

@@ -194,7 +194,7 @@ async def test_client_that_does_not_read_is_closed_as_a_slow_websocket(bench):
     for _ in range(100):
         session.connection.send(b"\x81\x7e" + (60_000).to_bytes(2, "big") + b"x" * 60_000)
     await bench.settled(worker, lambda: session.state.value == "closed")
-    assert worker.flusher.overruns == 1
+    assert worker.flushing.flusher.overruns == 1
     assert b'c[4100,"slow consumer"]' in (await ask("127.0.0.1", worker.port, "POST", path)).body
 
 

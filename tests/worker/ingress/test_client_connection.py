@@ -76,7 +76,7 @@ async def test_a_client_that_does_not_read_is_closed_and_its_frames_are_freed(be
     stalled.socket.transport.pause_reading()
     payload = "x" * 10_000
     sent = 0
-    while worker.flusher.overruns == 0:
+    while worker.flushing.flusher.overruns == 0:
         await publish_all(bench.bus, bench.app, [("news", "n", payload, None)] * 10)
         sent += 10
         assert sent < 5_000, "never closed"

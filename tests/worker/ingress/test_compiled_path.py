@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from library_requests import LIBRARY_REQUESTS
 from messages import unpack_request
 from redpoll._http import pack_simple
-from redpoll.config.proxies import NO_PROXIES, TrustedProxies
+from redpoll.config.proxies import NO_PROXIES
 from redpoll.http import reader
 from redpoll.http.connection import State
 from redpoll.http.errors import error_response
 from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields
 from redpoll.worker.ingress import http_requests
+from redpoll.worker.ingress.client_addresses import ClientAddresses
 from redpoll.worker.ingress.http_requests import TABLE, PublicConnection
 from redpoll.worker.ingress.strangers import Strangers
 
@@ -26,7 +27,7 @@ from redpoll.worker.ingress.strangers import Strangers
 VARYING = re.compile(rb'"trace_id":"[0-9a-f]{32}"|Date: [^\r]+\r\n')
 
 
-PROXIES = TrustedProxies(["192.0.2.0/24", "10.0.0.0/8"])
+PROXIES = ["192.0.2.0/24", "10.0.0.0/8"]
 
 
 class Connection:
@@ -116,6 +117,7 @@ class Shared:
         self.link = Link()
         self.idle = {}
         self.strangers = Strangers(256, NO_PROXIES)
+        self.client_addresses = ClientAddresses(PROXIES)
         self.upgraded = None
 
     def wait(self, connection, seconds):
@@ -153,10 +155,7 @@ class Shared:
         connection.is_http = False
 
     def client_of(self, http, request):
-        return PROXIES.client_of(http.peer, request.forwarded)
-
-    def forwarding(self, peer):
-        return lambda value: PROXIES.client_of(peer, [value.decode("latin-1")]).encode()
+        return self.client_addresses.of(http.peer, request.forwarded)
 
 
 def conversation(pieces, answer_late):

@@ -41,10 +41,10 @@ async def test_the_client_is_the_one_that_a_trusted_proxy_names(http):
 
 async def test_long_lists_of_proxies_are_read_and_not_remembered(http):
     """A client may send thousands of them, of 16 KiB each."""
-    client_of = http.forwarding("10.0.0.1")
+    client_of = http.client_addresses.reader("10.0.0.1")
     long = b"203.0.113.1, " * 1000 + b"198.51.100.7"
     assert client_of(long) == client_of(b"198.51.100.7") == b"198.51.100.7"
-    assert http._remembered.cache_info().currsize == 1
+    assert http.client_addresses._remembered.cache_info().currsize == 1
 
 
 async def test_authenticated_callers_make_room_only_after_they_have_been_idle_for_long(http):

@@ -212,5 +212,5 @@ async def test_each_client_shows_what_was_published(bench, seed: int):
     await model.run(60)
     for reader in model.readers:
         model.check(reader)
-    assert worker.flusher.overruns == 0
+    assert worker.flushing.flusher.overruns == 0
     assert worker.statistics.loop_exceptions_total == 0

@@ -294,7 +294,7 @@ async def test_a_slow_reader_gets_the_whole_text_in_fewer_frames(bench):
         await slow.socket.close()
         await fast.socket.close()
         await bench.settled(worker, lambda: not worker.hub.registry.local_channel("1", "chat-a"))
-    assert worker.flusher.overruns == 0
+    assert worker.flushing.flusher.overruns == 0
 
 
 async def test_a_slow_reader_of_the_newest_values_misses_what_was_replaced(bench):
@@ -318,7 +318,7 @@ async def test_what_waits_for_a_slow_reader_is_bounded(bench):
     slow = await _slow(bench, worker, "chat-a")
     await _fill(bench, worker, "chat-a")
     async with asyncio.timeout(60):
-        while worker.flusher.overruns == 0:
+        while worker.flushing.flusher.overruns == 0:
             await bench.publish("chat-a", "text", delta("x" * 9_000))
     with_code = None
     while with_code is None:
@@ -341,7 +341,7 @@ async def test_what_waits_in_several_channels_counts_together(bench):
     await _fill(bench, worker, "chat-0")
     sent = 0
     async with asyncio.timeout(60):
-        while worker.flusher.overruns == 0:
+        while worker.flushing.flusher.overruns == 0:
             for channel in channels:
                 await bench.publish(channel, "text", delta("x" * 2_000))
             sent += 2_000

@@ -32,7 +32,8 @@ _FIRST_BUSY: Final = Stage.SENDING
 
 class Agenda:
     """Each channel is in one stage, and in the queue of that stage if it has one, first in first out. `awaited` counts
-    the big replies on their way, by what they carry (`HoldCall.big_reply`)."""
+    the big replies on their way, by what they carry (`HoldCall.big_reply`). `unsubscribing` has the topics that no
+    channel needs any more."""
 
     def __init__(self) -> None:
         self.subscribing: Queue[LocalChannel] = Queue()
@@ -40,6 +41,7 @@ class Agenda:
         self.calling: Queue[LocalChannel] = Queue()
         self.dirty: Queue[LocalChannel] = Queue()
         self.asserting: Queue[LocalChannel] = Queue()
+        self.unsubscribing: Queue[bytes] = Queue()
         self.awaited = {Flag.ROSTER: 0, Flag.CACHED: 0}
         rosters_for_joins, cached_for_joins, rosters = (
             Queue[LocalChannel](),

@@ -16,7 +16,7 @@ class ChannelSettings(NamedTuple):
     """`cap`: most members. `caches`: joiners get the cached event. `hooks`: the flags of `hold` for webhook rows.
     `rule`: the history rule, None without history. `max_histories`: cap on the app's channels with history in this
     shard. `share`: while fewer of the app's channels are occupied there, this one may become so without a place
-    (places.py); None: always. `pace`: at most so many frames a second; None: each event is sent at once."""
+    (places.py); None: always. `pace`: frames a second, at most; None: each event is sent at once."""
 
     cap: int = 0
     caches: bool = False

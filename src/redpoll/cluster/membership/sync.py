@@ -41,7 +41,7 @@ from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import HOLD, HOLD_PLAIN
-from redpoll.loop.slices import Queue, Slices
+from redpoll.loop.slices import Slices
 
 __all__ = ["Sync"]
 
@@ -116,7 +116,6 @@ class Sync:
         run = secrets.token_hex(6)
         self._epochs = (f"{run}{number:x}" for number in count(1))
         self._reassertion = Reassertion()
-        self._unsubscribing: Queue[bytes] = Queue()
         # Topics that are heard for others, too: they stay subscribed (cluster/listening.py).
         self.listened: Collection[bytes] = ()
         # Calls in flight that no client waits for.
@@ -139,7 +138,7 @@ class Sync:
 
     def keep_subscribed(self, topic: bytes) -> None:
         """The topic is subscribed for others: an UNSUBSCRIBE that is due would end that."""
-        self._unsubscribing.discard(topic)
+        self.agenda.unsubscribing.discard(topic)
 
     def stop(self) -> None:
         """No further calls, because we were fenced. `on_stopped` follows when none is in flight, and then `forget` for
@@ -150,7 +149,7 @@ class Sync:
         """No calls for these shards before `assert_held`. `forget` follows for each of their channels."""
         if len(shards) == SHARDS:
             self._reassertion.stop()
-            self._unsubscribing.clear()
+            self.agenda.unsubscribing.clear()
         else:
             self._reassertion.lose(shards)
 
@@ -198,7 +197,7 @@ class Sync:
             and local_channel.shard not in self._connection.lost
             and local_channel.topic not in self.listened
         ):
-            self._unsubscribing.add(local_channel.topic)
+            self.agenda.unsubscribing.add(local_channel.topic)
             self.slices.start()
         self._catchup.forget(local_channel)
         self._channels.drop(local_channel)
@@ -223,9 +222,9 @@ class Sync:
             self._advance(agenda.take(agenda.dirty))
         elif agenda.asserting and self._background < _MAX_BACKGROUND:
             self._advance(agenda.take(agenda.asserting))
-        elif self._unsubscribing:
-            count = min(len(self._unsubscribing), _MAX_TOPICS_PER_SUBSCRIBE)
-            self._link.unsubscribe([self._unsubscribing.pop() for _ in range(count)], self._subscribed)
+        elif agenda.unsubscribing:
+            count = min(len(agenda.unsubscribing), _MAX_TOPICS_PER_SUBSCRIBE)
+            self._link.unsubscribe([agenda.unsubscribing.pop() for _ in range(count)], self._subscribed)
         else:
             return False
         return True
@@ -248,7 +247,7 @@ class Sync:
             if local_channel.has_topic and local_channel.subscription is TopicSubscription.NONE:
                 local_channel.subscription = TopicSubscription.REQUESTED
                 # Left and joined again: an UNSUBSCRIBE that is sent later would end this subscription.
-                self._unsubscribing.discard(local_channel.topic)
+                self.agenda.unsubscribing.discard(local_channel.topic)
                 new.append(local_channel)
         for at in range(0, len(new), _MAX_TOPICS_PER_SUBSCRIBE):
             part = new[at : at + _MAX_TOPICS_PER_SUBSCRIBE]

@@ -3,9 +3,9 @@
 The worker that has the request asks the session's worker by a message, and keeps the connection. Lines come back as
 messages. All of it goes through Redis (cluster/mailbox.py), between the workers of a node as well as between nodes.
 
-A stream carries at most REOPENED_AFTER_UNITS and a frame, so what a client doesn't read is bounded here without a word
-to the session; beyond that the session's connection has it. When a worker or the link to Redis is lost, what was
-relayed ends, and so do the sessions that wrote there: clients connect again, and nothing is lost in silence.
+A stream carries at most REOPENED_AFTER_UNITS and a frame, so what a client doesn't read is bounded here without asking
+the session; the rest waits in the session's connection. When a worker or the link to Redis is lost, relayed requests
+end, and so do the sessions that wrote there: clients connect again, and notice that something may be missing.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ class Hub:
             self.tracing.posted(trace, local_channel.app_id, local_channel.channel, audience, count)
 
     def _paced(self, local_channel: LocalChannel, joined: Joined, sockets: int) -> None:
-        """A frame of a channel with a rate was queued for so many connections."""
+        """Counts a frame of a channel with a rate, queued for this many connections."""
         app_id, channel, audience = local_channel.app_id, local_channel.channel, local_channel.audience
         self.events_sent[app_id] = self.events_sent.get(app_id, 0) + sockets
         if joined.traces or joined.replaced:

@@ -8,11 +8,9 @@ Half of each limit is for callers who have authenticated (strangers.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from redpoll._http import pack_simple
-from redpoll.config.proxies import TrustedProxies
 from redpoll.http.connection import CONTINUE_LINE, State
 from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response, upgrade_wanted
 from redpoll.http.head import FieldTable
@@ -20,6 +18,7 @@ from redpoll.http.messages import CLOSES, FIELDS, HEAD_ONLY, HTTP_1_0, SECURE, S
 from redpoll.http.reader import Fault, ParsedRequest, Phase
 from redpoll.http.server import HttpServer
 from redpoll.worker.hub.connection import Connection
+from redpoll.worker.ingress.client_addresses import ClientAddresses
 from redpoll.worker.ingress.control_link import ControlLink, Requester
 from redpoll.worker.ingress.held_requests import LATER, LocalRequests
 from redpoll.worker.ingress.stream_requests import ReadingConnection
@@ -49,8 +48,6 @@ _IDLE = State.IDLE
 MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
-# An X-Forwarded-For header up to this size is remembered with the address in it.
-_MAX_REMEMBERED_BYTES: Final = 128
 
 
 class PublicConnection(ReadingConnection):
@@ -74,7 +71,7 @@ class PublicConnection(ReadingConnection):
         super().__init__(http, connection, peer, secure)
         self._secure = secure
         self._client = peer.encode("ascii", "replace")
-        self._client_of = http.forwarding(peer)
+        self._client_of = http.client_addresses.reader(peer)
         self._idle = http.strangers.idle
         http.strangers.callers[connection] = None
 
@@ -299,9 +296,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self._writable_signal = writable_signal
         self._max_connections = max_connections
         self._credentials = credentials
-        self._trusted = TrustedProxies(settings.trusted_proxies)
-        # Bounded: clients choose what is in a header, and how long it is.
-        self._remembered = lru_cache(maxsize=4096)(self._client_behind)
+        self.client_addresses = ClientAddresses(settings.trusted_proxies)
         self._janitor = janitor
         streams.serve_by(self.when_read, self.wait)
 
@@ -432,18 +427,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def client_of(self, http: PublicConnection, request: ParsedRequest) -> str:
         """The client's address: from X-Forwarded-For if a trusted proxy sent it, else the peer's."""
-        return self._trusted.client_of(http.peer, request.forwarded) if self._trusted else http.peer
-
-    def forwarding(self, peer: str) -> Callable[[bytes], bytes] | None:
-        """What makes the client's address of an X-Forwarded-For header from this peer; None: it isn't trusted."""
-        return partial(self._client_forwarded, peer) if self._trusted.trusts(peer) else None
-
-    def _client_forwarded(self, peer: str, forwarded_for: bytes) -> bytes:
-        long = len(forwarded_for) > _MAX_REMEMBERED_BYTES
-        return (self._client_behind if long else self._remembered)(peer, forwarded_for)
-
-    def _client_behind(self, peer: str, forwarded_for: bytes) -> bytes:
-        return self._trusted.client_of(peer, [forwarded_for.decode("latin-1")]).encode("ascii", "replace")
+        return self.client_addresses.of(http.peer, request.forwarded)
 
 
 def packed_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:

@@ -1,8 +1,8 @@
 """One request to read a channel, from control's answer to the last byte.
 
 A reader asks control whether it may read, reads what is stored, page by page, and then waits at the channel's tail
-(tail.py). It answers through its HTTP connection, its `Peer`. A client that reads slowly gets no
-further page until it has read (loop/writable.py); at the tail, the fan-out closes it at `max_unsent_bytes`.
+(tail.py). It answers through its HTTP connection, its `Peer`. A client that reads slowly gets no further page until it
+has read (loop/writable.py); at the tail, the fan-out closes it at `max_unsent_bytes`.
 """
 
 from __future__ import annotations
