@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from dataclasses import replace
 
 import pytest
 from cryptography.x509.ocsp import OCSPCertStatus
@@ -240,3 +241,18 @@ def test_a_certificate_without_names_is_for_all_who_ask_for_none(tmp_path):
     selection = select(certificates)
     assert selection.groups[0] == (0,)
     assert selection.groups[selection.names["a.example.com"]] == (1,)
+
+
+def test_names_of_as_many_certificates_as_there_may_be(tmp_path):
+    (one,) = found(*zip(made(tmp_path, "a"), strict=True)).certificates
+    # Workers choose at each reload, and serve nobody meanwhile: one name must not look at all certificates.
+    certificates = [
+        replace(
+            one, facts=one.facts._replace(names=(*(f"{at}.{n}.example.com" for at in range(100)), "all.example.com"))
+        )
+        for n in range(256)
+    ]
+    selection = select(certificates)
+    assert len(selection.names) == 25_601
+    assert all(selection.groups[selection.names[f"99.{n}.example.com"]] == (n,) for n in range(256))
+    assert selection.groups[selection.names["all.example.com"]] == (0,)

@@ -38,6 +38,12 @@ def test_a_year_beyond_2049_has_four_digits(tmp_path):
     assert found.not_after_s == expected.not_valid_after_utc.timestamp()
 
 
+def test_a_name_that_nobody_can_ask_for_is_left_out(tmp_path):
+    cert, _ = self_signed(tmp_path, hosts=("a.example.com", "b.example.com"))
+    der = loaded(cert).public_bytes(Encoding.DER)
+    assert read_certificate(der.replace(b"\x82\x0da.example", b"\x82\x0d\xff.example")).names == ("b.example.com",)
+
+
 def test_a_wildcard_stands_for_one_label(tmp_path):
     cert, _ = self_signed(tmp_path, hosts=("*.example.com",))
     found = read_certificate(loaded(cert).public_bytes(Encoding.DER))

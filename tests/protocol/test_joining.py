@@ -173,6 +173,18 @@ def test_what_waits_is_bounded():
     assert sent + len(pacer.take(1.0)) == 200
 
 
+def test_events_without_data_count_too():
+    pacer = Pacer(Pace(1))
+    pacer.add(Part(NEWEST, b"first", b""), 0.0)
+    assert any(pacer.add(Part(NEWEST, b"%d" % at, b""), 0.001) for at in range(2_000))
+    joiner = Joiner(NEWEST)
+    for at in range(10):
+        joiner.add(Part(NEWEST, b"%d" % (at % 3), b"x" * at))
+    assert joiner.size == sum(joined.weight for joined in joiner._waiting)
+    joiner.take_finished()
+    assert joiner.size == sum(joined.weight for joined in joiner._waiting)
+
+
 def test_joining_what_was_joined_gives_the_same_text():
     choice = random.Random(7)
     parts = [delta(str(at) + " ", choice.choice("mn"), offset=at + 1, prev=at) for at in range(300)]

@@ -253,15 +253,19 @@ def unbundle(text: bytes, place: str) -> list[ServerCertificate]:
 def select(certificates: Sequence[ServerCertificate]) -> Selection:
     """Which certificates each name has. Of several of one kind, the one that names it without a wildcard, and of these
     the one that is valid for the longest time."""
-    groups = {_default(certificates): 0}
-    names = {}
-    for name in dict.fromkeys(name for certificate in certificates for name in certificate.facts.names):
-        names[name] = groups.setdefault(_group(certificates, name), len(groups))
+    # 256 certificates with 100 names each, and workers do nothing else meanwhile.
+    having: dict[str, list[int]] = {}
+    for number, certificate in enumerate(certificates):
+        for name in dict.fromkeys(certificate.facts.names):
+            having.setdefault(name, []).append(number)
+    groups = {_default(certificates, having): 0}
+    names = {name: groups.setdefault(_group(certificates, having, name), len(groups)) for name in having}
     return Selection(list(groups), names)
 
 
-def _group(certificates: Sequence[ServerCertificate], name: str) -> tuple[int, ...]:
-    fit = [n for n, certificate in enumerate(certificates) if certificate.facts.is_for(name)]
+def _group(certificates: Sequence[ServerCertificate], having: dict[str, list[int]], name: str) -> tuple[int, ...]:
+    """`having` has the certificates of each name; a wildcard stands for one label (RFC 6125 6.4.3)."""
+    fit = sorted({*having[name], *having.get("*." + name.partition(".")[2], ())})
     fit.sort(key=lambda n: (name not in certificates[n].facts.names, -certificates[n].facts.not_after_s))
     by_kind: dict[str, int] = {}
     for number in fit:
@@ -269,8 +273,8 @@ def _group(certificates: Sequence[ServerCertificate], name: str) -> tuple[int, .
     return tuple(sorted(by_kind.values()))
 
 
-def _default(certificates: Sequence[ServerCertificate]) -> tuple[int, ...]:
+def _default(certificates: Sequence[ServerCertificate], having: dict[str, list[int]]) -> tuple[int, ...]:
     """The first certificate, and those of other kinds for its first name."""
     first = certificates[0].facts
-    others = _group(certificates, first.names[0]) if first.names else ()
+    others = _group(certificates, having, first.names[0]) if first.names else ()
     return (0, *(number for number in others if certificates[number].facts.kind != first.kind))

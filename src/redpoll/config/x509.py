@@ -182,8 +182,9 @@ def read_certificate(der: bytes) -> Certificate:
                 general = _Reader(extension.content(_OCTET_STRING)).inner()
                 while general.more:
                     tag, content, _ = general.element()
-                    if tag == _DNS_NAME:
-                        names.append(content.decode("ascii", "replace").lower())
+                    # Others than ASCII (RFC 5280 4.2.1.6) can't be asked for.
+                    if tag == _DNS_NAME and content.isascii():
+                        names.append(content.decode("ascii").lower())
                     elif tag == _IP_ADDRESS:
                         addresses.append(content)
     return Certificate(

@@ -32,6 +32,8 @@ _MAX_STEPS: Final = 8
 _STEPS = re.compile(r"[^.\s\"\\\x00-\x1f\x7f]+(?:\.[^.\s\"\\\x00-\x1f\x7f]+)*").fullmatch
 # What waits in one joiner, whatever the names: beyond it, everything is sent.
 _MAX_WAITING_BYTES: Final = 256 * 1024
+# What a frame has besides its event's name and data, about.
+_FRAME_BYTES: Final = 200
 # Texts of one event that are kept apart; each takes more memory than its bytes.
 _MAX_TEXTS: Final = 1_000
 # Trace ids that one joined event carries.
@@ -191,6 +193,11 @@ class Joined:
         return self.last.key
 
     @property
+    def weight(self) -> int:
+        """The bytes that it counts for while it waits. Data may be empty, so it isn't all that counts."""
+        return self.size + len(self.last.event) + _FRAME_BYTES
+
+    @property
     def text(self) -> bytes:
         """The text of all parts, escaped."""
         if len(self._texts) > 1:
@@ -239,7 +246,7 @@ class Joiner:
         # Those that may still grow or be replaced.
         self._open: dict[Key, Joined] = {}
         self._last: Joined | None = None
-        # Bytes of data that wait, about.
+        # Bytes that wait, about: the sum of the weights.
         self.size = 0
 
     def __len__(self) -> int:
@@ -286,11 +293,11 @@ class Joiner:
             self._open[key] = joined
         self._waiting[joined] = None
         self._last = joined
-        self.size += joined.size
+        self.size += joined.weight
 
     def _replace(self, earlier: Joined, joined: Joined) -> None:
         del self._waiting[earlier]
-        self.size -= earlier.size
+        self.size -= earlier.weight
         joined.replaced = [*earlier.replaced, *earlier.traces, *joined.replaced][-_MAX_TRACES:]
         self._append(joined)
 
@@ -326,7 +333,7 @@ class Joiner:
         count = next((at + 1 for at in range(len(waiting) - 1, -1, -1) if self._is_finished(waiting[at])), 0)
         for joined in waiting[:count]:
             del self._waiting[joined]
-            self.size -= joined.size
+            self.size -= joined.weight
             if joined.key is not None and self._open.get(joined.key) is joined:
                 del self._open[joined.key]
         if not self._waiting:

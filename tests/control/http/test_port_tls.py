@@ -145,6 +145,57 @@ async def test_handshakes_that_wait_are_bounded_and_given_up(tmp_path, wait_unti
     assert made == []
 
 
+class Answering(asyncio.Protocol):
+    """Writes one answer that is larger than what kernels keep, and closes."""
+
+    answer = b"x" * 2**23
+    transport: asyncio.Transport
+
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.write(self.answer)
+        transport.close()
+
+
+def connected(context, port):
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    plain.settimeout(60)
+    plain.connect(("127.0.0.1", port))
+    return context.wrap_socket(plain, server_hostname="localhost")
+
+
+def read_whole(client):
+    """How many bytes come before the server's close_notify."""
+    size = 0
+    while data := client.recv(65536):
+        size += len(data)
+    return size
+
+
+async def test_a_slow_reader_gets_the_whole_of_a_long_answer(tmp_path, wait_until):
+    install(tmp_path, self_signed(tmp_path))
+    made = []
+    tls = PortTls(
+        tmp_path / "tls.pem", "", lambda: made.append(Answering()) or made[0], lambda: None, within_s=60.0
+    )  # fmt: skip
+    server = await asyncio.get_running_loop().create_server(tls, "127.0.0.1", 0)
+    context = ssl.create_default_context(cafile=str(tmp_path / "server.crt"))
+    port = server.sockets[0].getsockname()[1]
+    # Blocking, because asyncio's client loses what it hasn't read when close_notify comes.
+    client = await asyncio.to_thread(connected, context, port)
+    with client:
+        await wait_until(lambda: made)
+        transport = made[0].transport
+        assert transport.get_write_buffer_size()
+        # As its timer does.
+        transport._stop_waiting()
+        assert await asyncio.to_thread(read_whole, client) == len(Answering.answer)
+        transport._stop_waiting()
+        await wait_until(transport._raw.is_closing)
+    server.close()
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(PairError, match=r"tls\.pem"):
         PortTls(tmp_path / "tls.pem", str(tmp_path / "ca"), lambda: None, lambda: None, within_s=1.0)

@@ -42,6 +42,9 @@ async def test_key_of_ones_own_is_refused_if_anyone_has_it(manager):
     ):
         assert (await manager("POST", "/3/keys", body)).status == status, body
     assert len(manager.records.apps["3"].keys) == 2
+    # A platform may pass the text to a customer.
+    refused = await manager("POST", "/3/keys", {"key": "1111111111111111aaaa"})
+    assert refused.json()["error"] == "the key 1111111111111111aaaa belongs to another app"
 
 
 async def test_last_enabled_key_stays(manager):

@@ -1,10 +1,15 @@
 """One replay: which messages of a page a connection gets, and where unstored events come among them."""
 
+import json
+from types import SimpleNamespace
+
 from redpoll._fanout import Flusher
 from redpoll.cluster.envelopes import event_envelope, event_tail
 from redpoll.cluster.history import HistoryPosition, Page, Row
 from redpoll.cluster.membership.hold_call import CHANNEL
 from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.protocol.joining import Pace
+from redpoll.worker.replay.page_frames import PageFrames
 from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, Replay, State
 
 
@@ -85,3 +90,17 @@ class TestState:
         assert finished.over
         assert left.over
         assert not readers.replays
+
+
+def test_a_rule_that_changes_between_two_pages_spoils_no_text():
+    readers = HistoryReaders(Flusher(lambda: None))
+    replay = replay_of(readers)
+    rows = [Row(at, at - 1, event_tail("text", f'{{"delta":"{at}"}}')) for at in range(1, 5)]
+    readers.pacing = SimpleNamespace(pace=Pace(5, join=("delta",)), name=b"c")
+    assert readers.frames_of(replay, PageFrames(Page("e", 4, rows[:2], True), b"c"), 0, 2) == []
+    # From now on, the newest event of each name.
+    readers.pacing = SimpleNamespace(pace=Pace(5), name=b"c")
+    readers.frames_of(replay, PageFrames(Page("e", 4, rows[2:], False), b"c"), 0, 2)
+    replay.send_gathered()
+    first, last = (json.loads(json.loads(frame[frame.index(b"{") :])["data"]) for frame in replay.connection.sent)
+    assert (first, last) == ({"delta": "12"}, {"delta": "4"})

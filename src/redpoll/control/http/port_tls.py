@@ -206,7 +206,14 @@ class _Connection(asyncio.Protocol, asyncio.Transport):
         self._raw.resume_reading()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_CLOSE_WITHIN_S, self._raw.abort)
+        self._timer = asyncio.get_running_loop().call_later(_CLOSE_WITHIN_S, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        if self._protocol is not None and self._raw.get_write_buffer_size():
+            # A client that was let in still reads the answer, which may be long.
+            self._timer = asyncio.get_running_loop().call_later(_CLOSE_WITHIN_S, self._stop_waiting)
+        else:
+            self._raw.abort()
 
     # -- called by the protocol ----------------------------------------------------------------------------
 

@@ -45,6 +45,9 @@ class KeyManagement:
         name, secret = (None if given is UNSET else given for given in (new.key, new.secret))
         if any(own.key == name for own in app.keys):
             raise ApiError("conflict", "the app has this key already; if it is disabled, PATCH enables it again")
+        if name in managed.records.by_key:
+            # Whose it is stays unsaid: a platform may pass this text to a customer.
+            raise ApiError("conflict", f"the key {name} belongs to another app")
         key = await managed.records.add_key(app.id, name, secret, by=managed.adding(request, app))
         return managed.answer(request, key_body(key, whole=True), app.id, 201, app_path(app.id, "keys", key.key))
 

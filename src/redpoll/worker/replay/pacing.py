@@ -110,7 +110,7 @@ class _Lag:
 
     @property
     def size(self) -> int:
-        return self.joiner.size + sum(joined.size for joined in self.leaving)
+        return self.joiner.size + sum(joined.weight for joined in self.leaving)
 
 
 class _Lane:

@@ -171,6 +171,10 @@ class Replay:
 
     def gather(self, pacing: ChannelPacing) -> Gathering:
         """Where messages wait to be joined."""
+        if self.gathering is not None and self.gathering.pace != pacing.pace:
+            # The rule has changed since the last page. Parts of two paths can't be joined.
+            self.send_gathered()
+            self.gathering = None
         if self.gathering is None:
             self.gathering = Gathering(pacing.pace, pacing.name, self.connection, self.recovers)
         return self.gathering
