@@ -393,8 +393,9 @@ cdef class Poller:
         if polled.paused:
             wanted |= WATCHED_OUT
         if is_new:
-            if wanted == WATCHED:
+            if wanted == WATCHED and polled.ended:
                 return 0
+            # Also while reading is paused: its set reports a reset.
             place = BULK
         wanted |= place << PLACE_SHIFT
         if wanted == polled.watched:

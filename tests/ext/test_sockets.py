@@ -510,6 +510,24 @@ async def test_a_reset_is_noticed_while_reading_is_paused(poller, recorder, flus
     assert ws.heard == [("gone",)]
 
 
+async def test_a_reset_is_noticed_while_a_newcomer_that_was_read_at_once_is_paused(
+    poller, flusher, recorder, head, wait_until
+):
+    ws = recorder(flusher)
+    ws.on["head"] = lambda _head: None
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listening.getsockname())
+    # There when it is accepted. It is answered later.
+    client.sendall(head)
+    listener = Listener(poller, listening.detach(), lambda: ws, print)
+    await wait_until(lambda: ws.buffered == len(head), what="the head")
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    client.close()
+    await wait_until(lambda: ws.state == CLOSED, what="the reset noticed")
+    assert poller.sockets == 0
+    listener.close()
+
+
 async def test_queued_frames_are_written_after_the_peer_has_ended(served, wait_until):
     client = await served.client(receive_buffer_bytes=4096)
     [ws] = served.connections
