@@ -6,7 +6,7 @@ async def test_counters_of_workers_that_beat_are_read(link, keys):
     stats = Stats(link, keys)
     assert await stats.read_all() == {}
     for k in range(3):
-        await link.execute(BEAT, (keys.beat, keys.directory_version), (f"0123456789ab.{k}.0", 1))
+        await link.execute(BEAT, (keys.beat, keys.directory_version, keys.revoked_grants), (f"0123456789ab.{k}.0", 1))
     stats.write("0123456789ab.0.0", {"connections": 3})
     stats.write("0123456789ab.2.0", {"connections": 4})
     stats.write("0123456789ab.9.0", {"connections": 5})

@@ -10,7 +10,11 @@ from redpoll.config import config
 from redpoll.doctor import machine
 from redpoll.doctor.report import Verdict
 
-NOW_S = time.time()
+
+@pytest.fixture
+def now_s() -> float:
+    """The second in which the test began. Certificates are made later, and know seconds only."""
+    return float(int(time.time()))
 
 
 def settings(**changes):
@@ -50,26 +54,26 @@ def test_an_unsynchronised_clock_is_a_warning(state, verdict):
     assert machine.clock(state).verdict is verdict
 
 
-def test_a_key_of_another_certificate_fails(tmp_path):
+def test_a_key_of_another_certificate_fails(tmp_path, now_s):
     cert, key = self_signed(tmp_path, "one", days=90)
     _, other = self_signed(tmp_path, "other")
-    good = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S)[0]
+    good = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), now_s)[0]
     assert good.verdict is Verdict.OK
     assert "ECDSA for localhost, 127.0.0.1, valid until 2" in good.seen
-    (bad,) = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=other), NOW_S)
+    (bad,) = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=other), now_s)
     assert bad.verdict is Verdict.FAILED
     assert "is not the key of the certificate" in bad.seen
-    (none,) = machine.certificates(settings(), NOW_S)
+    (none,) = machine.certificates(settings(), now_s)
     assert none.verdict is Verdict.SKIPPED
 
 
-def test_each_certificate_of_a_folder_is_judged(tmp_path):
+def test_each_certificate_of_a_folder_is_judged(tmp_path, now_s):
     ca = authority(tmp_path)
     for name, days in (("expired", -1), ("nearly", 5), ("good", 90)):
         issued(tmp_path, ca, name, hosts=(f"{name}.example.com",), days=days)
     self_signed(tmp_path, "nameless", hosts=())
     ca[1].unlink()
-    found = machine.certificates(settings(tls_port=0, tls_cert=tmp_path, public_url="https://x.example.com"), NOW_S)
+    found = machine.certificates(settings(tls_port=0, tls_cert=tmp_path, public_url="https://x.example.com"), now_s)
     seen = {finding.seen.split(" ")[0].rpartition("/")[2]: finding for finding in found}
     assert seen["good.crt"].verdict is Verdict.OK
     assert (seen["nearly.crt"].verdict, seen["nearly.crt"].cause) == (Verdict.WARNING, "it expires in 5 days")
@@ -79,17 +83,17 @@ def test_each_certificate_of_a_folder_is_judged(tmp_path):
     assert any("no certificate is for x.example.com" in finding.seen for finding in found)
 
 
-def test_a_certificate_that_isnt_valid_yet_fails(tmp_path):
+def test_a_certificate_that_isnt_valid_yet_fails(tmp_path, now_s):
     cert, key = self_signed(tmp_path)
-    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S - 86_400)[0]
+    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), now_s - 86_400)[0]
     assert found.verdict is Verdict.FAILED
     assert "isn't valid yet" in found.cause
 
 
-def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch):
+def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch, now_s):
     monkeypatch.setattr(_openssl, "missing", lambda: "OpenSSL is linked into Python itself")
     cert, key = self_signed(tmp_path)
-    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), NOW_S)[-1]
+    found = machine.certificates(settings(tls_port=0, tls_cert=cert, tls_key=key), now_s)[-1]
     assert found.verdict is Verdict.WARNING
     assert "OpenSSL is linked into Python itself" in found.seen
     assert found.remedy

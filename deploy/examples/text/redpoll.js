@@ -27,9 +27,18 @@
  *   channel with history, and when the server lost the history. `recovered` is set if the subscribe had a `since`, so
  *   after each reconnect. False means that messages are missing before this position: reload what the page shows.
  *
+ * `redpoll.authorizer({ endpoint, headers, params })` is for pages whose back end signs each channel: it asks for all
+ * channels of 15 ms in one request, which are all of them after a reconnect. It works without `redpoll(pusher)`:
+ *
+ *   new Pusher(KEY, { ...OPTIONS, channelAuthorization: { customHandler: redpoll.authorizer({ endpoint: "/auth" }) } });
+ *
+ * The request is a form with `socket_id` and `channel_name[]`, at most 100; `headers` and `params` (objects, or functions
+ * that return one) are added. The answer is `{ NAME: { status: 200, data: { auth, … } } }`, as pusher-js-auth has it.
+ *
  * For Node: `const redpoll = require("./redpoll.js")`, or `import`.
  */
-(function (root, redpoll) {
+(function (root, redpoll, authorizer) {
+  redpoll.authorizer = authorizer;
   if (typeof module === "object" && module.exports) module.exports = redpoll;
   else root.redpoll = redpoll;
 })(typeof self === "undefined" ? globalThis : self, function redpoll(pusher) {
@@ -166,4 +175,59 @@
   });
   tap();
   return pusher;
+}, function authorizer(options) {
+  "use strict";
+  const { endpoint, headers, params } = options;
+  const COLLECTED_FOR_MS = 15;
+  const MAX_CHANNELS = 100;
+  const ANSWERED_WITHIN_MS = 10000;
+  // By socket id: the callbacks of each channel that is to be asked for.
+  const waiting = new Map();
+
+  const valueOf = (option) => (typeof option === "function" ? option() : option) || {};
+
+  async function ask(socketId, channels) {
+    const form = new URLSearchParams([["socket_id", socketId], ...Object.entries(valueOf(params))]);
+    for (const name of channels.keys()) form.append("channel_name[]", name);
+    let answers = {};
+    let fault = null;
+    const patience = new AbortController();
+    const timer = setTimeout(() => patience.abort(), ANSWERED_WITHIN_MS);
+    try {
+      const request = { method: "POST", body: form, credentials: "same-origin", signal: patience.signal };
+      const response = await fetch(endpoint, { ...request, headers: valueOf(headers) });
+      if (!response.ok) throw new Error(`${endpoint} answered ${response.status}`);
+      answers = (await response.json()) || {};
+    } catch (error) {
+      fault = error.name === "AbortError" ? new Error(`${endpoint} didn't answer in time`) : error;
+    }
+    clearTimeout(timer);
+    for (const [name, callbacks] of channels) {
+      const { status, data } = (Object.hasOwn(answers, name) && answers[name]) || {};
+      const signed = status === 200 && data && typeof data.auth === "string";
+      const refusal = fault || new Error(`${endpoint} didn't sign ${name}: ${status || "it isn't in the answer"}`);
+      // A copy: pusher-js deletes the shared_secret of what it gets.
+      for (const callback of callbacks) callback(signed ? null : refusal, signed ? { ...data } : null);
+    }
+  }
+
+  function send(socketId) {
+    const channels = waiting.get(socketId);
+    waiting.delete(socketId);
+    ask(socketId, channels);
+  }
+
+  return function ({ socketId, channelName }, callback) {
+    let channels = waiting.get(socketId);
+    if (!channels) {
+      waiting.set(socketId, (channels = new Map()));
+      channels.timer = setTimeout(send, COLLECTED_FOR_MS, socketId);
+    }
+    if (!channels.has(channelName)) channels.set(channelName, []);
+    channels.get(channelName).push(callback);
+    if (channels.size >= MAX_CHANNELS) {
+      clearTimeout(channels.timer);
+      send(socketId);
+    }
+  };
 });

@@ -81,8 +81,7 @@ def rule_add(
       redpoll history rule add 1234567 --prefix news- --keep 1000 --seconds 3600 --replay 10
       redpoll history rule add 1234567 --channel news-secret --keep 0
       redpoll history rule add 1234567 --prefix cursors- --max-rate 20 --latest
-      redpoll history rule add 1234567 --prefix private-chat- --keep 5000 --seconds 3600 --replay 50 \\
-        --max-rate 20 --join delta --by message_id
+      redpoll history rule add 1234567 --prefix chat- --keep 500 --seconds 600 --max-rate 20 --join delta
     """
     from redpoll.protocol.apps import HistoryRule, history_fault
 

@@ -611,7 +611,7 @@ class Story:
     async def read(self, after=0, upto="+", count=64, most=10_000, end="first") -> tuple:
         """Epoch, top, more and the messages, each as (offset, prev, data)."""
         reply = await self.link.execute(HISTORY, (self.h, self.hm), (after, upto, count, most, end))
-        epoch, top, more, flat = reply
+        epoch, top, more, flat, _base, _ended = reply
         rows = [(int(flat[at]), int(flat[at + 1]), flat[at + 2][9:].decode()) for at in range(0, len(flat), 3)]
         return epoch, int(top), more, rows
 
