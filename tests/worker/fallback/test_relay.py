@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fallback_wire import ask
+from fallback_wire import FallbackClosed, ask
 
 KEY = "278d425bdf160c739803"
 
@@ -42,6 +42,25 @@ async def test_break_of_the_link_ends_what_was_relayed(bench, kind):
         await bench.settled(workers[0], lambda workers=workers: not workers[0].fallback.sessions.by_name)
         for worker in workers:
             await bench.settled(worker, lambda worker=worker: worker.registry.ready and worker.link.up)
+
+
+async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
+    client, _, other = await relayed(bench, "xhr")
+    relay = other.fallback.relay
+    await bench.settled(other, lambda: all(waiting.begun for waiting in relay._waiting.values()))
+    # The link breaks, and is back before the client polls again.
+    relay._link_lost()
+    with pytest.raises(FallbackClosed, match="interrupted") as closed:
+        await client.until("never")
+    assert closed.value.code == 1006
+
+
+async def test_worker_that_stops_closes_sessions_whose_streams_are_in_others(bench):
+    client, owner, _ = await relayed(bench)
+    owner.drain()
+    with pytest.raises(FallbackClosed) as closed:
+        await client.until("never")
+    assert closed.value.code == 4200
 
 
 async def test_owner_that_vanishes_is_noticed(bench, client_of_redis):

@@ -214,12 +214,14 @@ class Relay:
         return self._waiting.pop(number, None)
 
     def _give_up(self, number: int, status: int) -> None:
+        """No more comes from the session's worker. A poll gets an error even if the session was there: its last message
+        may be lost, and a client whose poll is answered goes on."""
         waiting = self._pop(number)
         if waiting is None:
             return
         if waiting.request is not None:
             self.tell_later(waiting.owner, Left(number, self.own))
-        if waiting.begun and waiting.request is not None:
+        if waiting.begun and waiting.request is not None and not waiting.request.polls:
             waiting.request.end()
         else:
             waiting.answer(status)
