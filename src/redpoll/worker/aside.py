@@ -39,18 +39,20 @@ _MAX_SILENT: Final = 12
 
 
 class Aside:
-    """`on` while no client may be here: the gate admits none. `tell` sends a message to the supervisor, `pings()` is
-    how many it has sent."""
+    """`on` while no client may be here: the gate admits none. `drain_streams(within_s)` ends those who read channels
+    over HTTP. `tell` sends a message to the supervisor, `pings()` is how many it has sent."""
 
     def __init__(
         self,
         hub: Hub,
         registry: Registry,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        drain_streams: Callable[[float], Coroutine[Any, Any, None]],
         tell: Callable[[FromChild], None],
         pings: Callable[[], int],
     ) -> None:
         self.on = False
+        self._drain_streams = drain_streams
         self._pings = pings
         self._seen_pings = 0
         # For how many ticks Redis has been away, and the supervisor silent.
@@ -92,6 +94,7 @@ class Aside:
         self.on = True
         log.error("clients closed, this worker does not reach redis", connections=len(self._hub.open_connections))
         self._hub.admission.dismiss(Refusal(Code.RECONNECT, _MESSAGE))
+        self._spawn(self._drain_streams(_WITHIN_S))
         self._spawn(self._close_all())
 
     async def _close_all(self) -> None:

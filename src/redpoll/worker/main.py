@@ -119,7 +119,14 @@ class Worker:
         self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, revocations.read)
         self.registry = self._create_registry(mailbox, timings)
         self.tracing = self._open_tracing(keys)
-        self.aside = Aside(self.hub, self.registry, self.janitor.spawn, child_pipe.send, lambda: child_pipe.pings)
+        self.aside = Aside(
+            self.hub,
+            self.registry,
+            self.janitor.spawn,
+            lambda within_s: self.gate.streams.drain(within_s),
+            child_pipe.send,
+            lambda: child_pipe.pings,
+        )
         # A circle: the replayer asks it whether a user returned, and it has what was missed replayed.
         replay_missed = lambda *missed: self.hub.replayer.replay_missed(*missed)  # noqa: E731
         resume = UserResume(self.registry, self.link, keys, self.janitor, replay_missed)
@@ -279,7 +286,8 @@ class Worker:
                 # Spread over the grace, because all of them connect elsewhere at once.
                 self._drain.begin(_RESTARTING, _SHARE_OF_GRACE * grace_s, max_per_s=max_per_s)
                 self.janitor.spawn(self.gate.streams.drain(_SHARE_OF_GRACE * grace_s))
-                while self.gate.connections:
+                # Sessions of the HTTP fallback have no connection of this worker while they wait for a poll.
+                while self.gate.connections or len(self.hub.open_connections):
                     await asyncio.sleep(0.01)
         except TimeoutError:
             await walk(self.hub.open_connections.each(), Connection.abort)
@@ -325,8 +333,6 @@ class Worker:
                 self.child_pipe.send(ReachChanged(self.registry.reach))
             case EndService():
                 self.aside.set(True)
-                if self.aside.on:
-                    self.janitor.spawn(self.gate.streams.drain(0.5))
             case ReturnToService():
                 self.aside.set(False)
             case Stop():

@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from fallback_wire import ask
+from fallback_wire import FallbackClosed, ask
+from redpoll.cluster.mailbox import Mailbox
 
 KEY = "278d425bdf160c739803"
 
@@ -44,6 +45,25 @@ async def test_break_of_the_link_ends_what_was_relayed(bench, kind):
             await bench.settled(worker, lambda worker=worker: worker.registry.ready and worker.link.up)
 
 
+async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
+    client, _, other = await relayed(bench, "xhr")
+    relay = other.fallback.relay
+    await bench.settled(other, lambda: all(waiting.begun for waiting in relay._waiting.values()))
+    # The link breaks, and is back before the client polls again.
+    relay._link_lost()
+    with pytest.raises(FallbackClosed, match="interrupted") as closed:
+        await client.until("never")
+    assert closed.value.code == 1006
+
+
+async def test_worker_that_stops_closes_sessions_whose_streams_are_in_others(bench):
+    client, owner, _ = await relayed(bench)
+    owner.drain()
+    with pytest.raises(FallbackClosed) as closed:
+        await client.until("never")
+    assert closed.value.code == 4200
+
+
 async def test_owner_that_vanishes_is_noticed(bench, client_of_redis):
     client, owner, other = await relayed(bench)
     # Its topic has no reader any more, as if the process were gone.
@@ -71,6 +91,24 @@ async def test_sends_reach_the_session_in_order_over_two_workers(bench):
     ]
     assert await asyncio.gather(*sends) == [204] * 8
     assert sorted(frame["data"] for frame in await watcher.events(8)) == [str(n) for n in range(8)]
+
+
+async def test_send_that_is_lost_ends_the_session(bench, monkeypatch):
+    """pusher-js doesn't look at the status: the page would wait for its subscription for ever."""
+    one, two = await bench.start(), await bench.start()
+    client = await bench.fallback(one)
+    away = two.fallback._mailbox.address
+    monkeypatch.setattr(Mailbox, "up", property(lambda mailbox: mailbox.address != away))
+    assert await client.socket.send_raw(b"[]", on=("127.0.0.1", two.port)) == 503
+    assert two.fallback.relay._missed == {}
+    assert await client.socket.send_raw(b'["{}"]', on=("127.0.0.1", two.port)) == 503
+    assert len(one.fallback.sessions.by_name) == 1
+    monkeypatch.undo()
+    with pytest.raises(FallbackClosed) as closed:
+        await client.until("never")
+    assert closed.value.code == 1006
+    await bench.settled(two, lambda: not two.fallback.relay._missed)
+    assert one.fallback.sessions.by_name == {}
 
 
 async def test_malformed_messages_of_other_workers_are_refused(bench):

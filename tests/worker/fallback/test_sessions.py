@@ -99,6 +99,43 @@ async def test_claims_are_renewed_after_redis_was_lost(bench, client_of_redis):
     assert client.socket.closed is None
 
 
+async def test_claim_of_a_session_that_has_no_heartbeats_is_renewed(bench, client_of_redis):
+    """Each of its polls gets a message first."""
+    worker = await bench.start()
+    client = await bench.fallback(worker, kind="xhr")
+    sessions = worker.fallback.sessions
+    (session,) = sessions.by_name.values()
+    await bench.settled(worker, lambda: session.outlet)
+    await client_of_redis.flushall()
+    sessions.renew_soon()
+    session.connection.send(b"\x81\x02{}")
+    key = sessions.claims._keys.fallback(*session.name)
+    async with asyncio.timeout(60):
+        while await client_of_redis.get(key) is None:
+            await asyncio.sleep(0.01)
+    assert client.socket.heartbeats == 0
+
+
+async def test_what_changed_while_redis_was_asked_counts(bench, monkeypatch):
+    worker = await bench.start()
+    claims = worker.fallback.sessions.claims
+    claim, changes = claims.claim, []
+
+    async def change_and_claim(name, done):
+        await changes.pop()()
+        claim(name, done)
+
+    async def evacuate():
+        worker.evacuate(0.1)
+
+    monkeypatch.setattr(claims, "claim", lambda name, done: worker.janitor.spawn(change_and_claim(name, done)))
+    changes += [evacuate, lambda: bench.change(enabled=False)]
+    assert b"c[4003," in (await ask("127.0.0.1", worker.port, "POST", path(1))).body
+    await bench.change(enabled=True)
+    assert (await ask("127.0.0.1", worker.port, "POST", path(2))).status == 503
+    assert not worker.fallback.sessions.by_name
+
+
 def test_many_that_are_due_are_taken_part_by_part():
     sessions = dict.fromkeys(range(2000), 1.0) | {"later": 3.0}
     assert _due(sessions, 0.5) == []

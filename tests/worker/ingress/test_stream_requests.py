@@ -80,3 +80,15 @@ def test_client_of_http_1_0_gets_one_answer(connection):
     begun(connection, HTTP_1_0)
     connection.reply(b"HTTP/1.1 200 OK\r\nVary: Origin\r\n\r\n")
     assert connection.stream.ended == [b"HTTP/1.1 200 OK\r\nConnection: close\r\nVary: Origin\r\n\r\n"]
+
+
+def test_deadline_of_the_connection_does_not_end_a_reader_that_control_will_answer(connection):
+    """An answer now would be followed by a second one, which the next request would get."""
+    server, waits = connection._server, []
+    server.idle_timeout_s, server.wait = 60.0, lambda stream, seconds: waits.append(seconds)
+    reader = begun(connection)
+    connection.late()
+    assert (reader.state.name, waits) == ("ASKING", [60.0])
+    assert (connection.stream.written, connection.stream.ended) == ([], [])
+    reader.answered(0, b"HTTP/1.1 401 Unauthorized\r\n\r\n")
+    assert len(connection.stream.written) == 1

@@ -113,6 +113,8 @@ class Fallback:
             return responses.nothing(cors) if status == 204 else responses.failed(status, cors)
         refusal = self._unable(http, request, cors)
         if refusal is not None:
+            if not self._mailbox.up:
+                self.relay.missed(name, request.body)
             return refusal
         sending = _Sending(http, cors)
         http.hold(sending, request)
@@ -121,6 +123,7 @@ class Fallback:
 
     def _found(self, name: SessionName, sending: _Sending, number: int | None, body: bytes, owner: str | None) -> None:
         if owner is None:
+            self.relay.missed(name, body)
             sending.answer(503)
         elif owner in ("", ENDED, self._mailbox.address):
             sending.answer(404)

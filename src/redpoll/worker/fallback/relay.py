@@ -21,7 +21,7 @@ import structlog
 
 from redpoll.cluster.mailbox import Mailbox
 from redpoll.loop.slices import Slices
-from redpoll.worker.fallback.claims import SessionName
+from redpoll.worker.fallback.claims import ENDED, SessionName
 from redpoll.worker.fallback.lines import Lines, lines_of
 from redpoll.worker.fallback.session import Session
 
@@ -37,6 +37,9 @@ log = structlog.get_logger()
 
 _ANSWER_S: Final = 5.0
 _LOOK_TICKS: Final = 8
+# Sessions to which an xhr_send may be lost, and how often their workers are looked for: every 2 s.
+_MAX_MISSED: Final = 4_000
+_MAX_LOOKS: Final = 15
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +71,13 @@ class Left(_Message, frozen=True):
     """The client of a stream or poll has gone."""
 
 
+class Missed(_Message, frozen=True):
+    """An xhr_send to this session may be lost, and its page doesn't look at the status. `number` is 0."""
+
+    key: str
+    session: str
+
+
 class Written(_Message, frozen=True):
     """Lines for a request; `by` is the session's worker. The first one may be empty: the session is there. `last`:
     nothing more comes."""
@@ -83,7 +93,7 @@ class Status(_Message, frozen=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Attach | Bring | Left | Written | Status).decode
+_decode: Final = msgspec.msgpack.Decoder(Attach | Bring | Left | Missed | Written | Status).decode
 
 
 class _Waiting:
@@ -165,6 +175,10 @@ class Relay:
         # Of broken ways: requests, and sessions that wrote to such.
         self._lost: deque[int | Session] = deque()
         self._slices = Slices(self._end_one)
+        # By session, how often its worker was looked for.
+        self._missed: dict[SessionName, int] = {}
+        self._looking: deque[SessionName] = deque()
+        self._look_slices = Slices(self._look_one)
         # What other workers must know once the link is up: their names, and the messages.
         self._untold: deque[tuple[str, _Message]] = deque()
         self._telling = Slices(self._tell_one)
@@ -187,8 +201,41 @@ class Relay:
 
     def bring(self, owner: str, name: SessionName, n: int | None, body: bytes, answer: Callable[[int], None]) -> None:
         """Pass an xhr_send on. `answer` is called with the status, later."""
-        number = self._add(_Waiting(owner, answer, None))
+
+        def answered(status: int) -> None:
+            if status == 503:
+                self.missed(name, body)
+            answer(status)
+
+        number = self._add(_Waiting(owner, answered, None))
         self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
+
+    def missed(self, name: SessionName, body: bytes) -> None:
+        """This xhr_send is answered 503, at which pusher-js doesn't look. So the session ends, once the link is up: its
+        client connects and subscribes again. Heartbeats don't count."""
+        if body.strip() != b"[]" and len(self._missed) < _MAX_MISSED:
+            self._missed[name] = 0
+
+    def _look_one(self) -> bool:
+        if not self._looking or not self.mailbox.up:
+            return False
+        name = self._looking.popleft()
+        looks = self._missed.pop(name, _MAX_LOOKS)
+        if looks < _MAX_LOOKS:
+            self._missed[name] = looks + 1
+            self._sessions.claims.find(name, partial(self._end_missed, name))
+        return True
+
+    def _end_missed(self, name: SessionName, owner: str | None) -> None:
+        if owner == ENDED:
+            self._missed.pop(name, None)
+        elif owner and owner != self.own:
+            self.mailbox.send(owner, _encode(Missed(0, self.own, *name)), partial(self._missed_sent, name))
+
+    def _missed_sent(self, name: SessionName, arrived: bool) -> None:
+        # A worker that isn't there may not have subscribed its messages again yet: look again.
+        if arrived:
+            self._missed.pop(name, None)
 
     def _add(self, waiting: _Waiting) -> int:
         self.relayed_total += 1
@@ -214,12 +261,14 @@ class Relay:
         return self._waiting.pop(number, None)
 
     def _give_up(self, number: int, status: int) -> None:
+        """No more comes from the session's worker. A poll gets an error even if the session was there: its last message
+        may be lost, and a client whose poll is answered goes on."""
         waiting = self._pop(number)
         if waiting is None:
             return
         if waiting.request is not None:
             self.tell_later(waiting.owner, Left(number, self.own))
-        if waiting.begun and waiting.request is not None:
+        if waiting.begun and waiting.request is not None and not waiting.request.polls:
             waiting.request.end()
         else:
             waiting.answer(status)
@@ -257,6 +306,10 @@ class Relay:
 
     def beat(self) -> None:
         """Call it four times a second: gives up what isn't answered, and what waits for dead workers."""
+        self._tick += 1
+        if self._missed and self._tick % _LOOK_TICKS == 0:
+            self._looking = deque(self._missed)
+            self._look_slices.start()
         if not self._waiting:
             return
         now = monotonic()
@@ -265,7 +318,6 @@ class Relay:
             if oldest.due > now:
                 break
             self._give_up(number, 503)
-        self._tick += 1
         if self._tick % _LOOK_TICKS == 0:
             for owner in {waiting.owner for waiting in self._waiting.values()}:
                 self.mailbox.are_there(owner, partial(self._looked, owner))
@@ -293,6 +345,10 @@ class Relay:
             case Bring():
                 session = self._sessions.by_name.get(SessionName(message.key, message.session))
                 self._answer(message, 404 if session is None else session.bring(message.n, message.body))
+            case Missed():
+                session = self._sessions.by_name.get(SessionName(message.key, message.session))
+                if session is not None:
+                    session.drop()
             case Left():
                 outlet = self.outlets.pop((message.by, message.number), None)
                 if outlet is not None:

@@ -90,7 +90,18 @@ class Sessions:
         elif not opening.request.open:
             self.claims.release(opening.name)
         else:
-            self._ask_for_place(opening)
+            self._check_again(opening)
+
+    def _check_again(self, opening: Opening) -> None:
+        """Redis has answered: the app's record may have changed meanwhile, or this worker may be draining."""
+        outcome = opening.check()
+        if isinstance(outcome, Refusal):
+            self._give_up(opening, outcome)
+        elif self.gate.unready(opening.address) is not None:
+            self.claims.release(opening.name)
+            opening.refuse(None)
+        else:
+            self._ask_for_place(opening._replace(app=outcome))
 
     def _ask_for_place(self, opening: Opening) -> None:
         gate = self.gate
@@ -149,7 +160,10 @@ class Sessions:
         """It has a stream or poll."""
         self._waiting.pop(session, None)
         self._beats.pop(session, None)
-        self._beats[session] = monotonic() + self.beat_s
+        now = monotonic()
+        self._beats[session] = now + self.beat_s
+        # Here too: no heartbeat is ever due in a session that always has messages for its polls.
+        self._renew(session, now)
 
     def waits(self, session: Session) -> None:
         """It has neither."""
@@ -171,9 +185,12 @@ class Sessions:
             del self._beats[session]
             self._beats[session] = now + self.beat_s
             session.beat(BEAT)
-            if session.renewed_at < max(now - RENEW_S, self._renew_from):
-                session.renewed_at = now
-                self.claims.renew(session.name)
+            self._renew(session, now)
+
+    def _renew(self, session: Session, now: float) -> None:
+        if session.state is SessionState.OPEN and session.renewed_at < max(now - RENEW_S, self._renew_from):
+            session.renewed_at = now
+            self.claims.renew(session.name)
 
     def renew_soon(self) -> None:
         """Redis may have lost what it knew."""

@@ -44,7 +44,7 @@ class ReadingConnection(HoldingConnection):
         raise NotImplementedError
 
     def late(self) -> None:
-        if isinstance(self.waiting, Reader):
+        if isinstance(self.waiting, Reader) and self.waiting.is_timed:
             self.waiting.late()
         else:
             super().late()

@@ -355,6 +355,12 @@ class Reader:
 
     # -- the end -------------------------------------------------------------------------------------------
 
+    @property
+    def is_timed(self) -> bool:
+        """It reads live, so its time has begun (Streams.entered). Before that, a deadline is one of the connection's,
+        and control or Redis will still answer."""
+        return self._tail is not None
+
     def late(self) -> None:
         """Its time is over (Streams.entered)."""
         if self.form is not None or self.state is not ReaderState.AT_TAIL:
