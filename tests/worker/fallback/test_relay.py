@@ -57,7 +57,14 @@ async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
 
 
 async def test_worker_that_stops_closes_sessions_whose_streams_are_in_others(bench):
-    client, owner, _ = await relayed(bench)
+    client, owner, other = await relayed(bench)
+    socket = client.socket
+    # The port of the worker that stops is closed at once: the client has nothing under way there.
+    socket.targets = [("127.0.0.1", other.port)]
+    # The prelude of the first stream comes before the session is open, and isn't answered.
+    await bench.settled(other, lambda: len(socket.answers) == socket.heartbeats - 1)
+    # And its stream has reached the session.
+    await bench.settled(other, lambda: all(waiting.begun for waiting in other.fallback.relay._waiting.values()))
     owner.drain()
     with pytest.raises(FallbackClosed) as closed:
         await client.until("never")
