@@ -4,6 +4,7 @@ Not a test.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -15,6 +16,20 @@ import aiohttp
 
 from server import Server
 from wire import Socket, signed_path
+
+
+async def publish_number(server: Server, session: aiohttp.ClientSession, channel: str, number: int) -> bool:
+    """Publish a number as `data`. True if it is confirmed; else it may be sent again, because the server compares its
+    `correlation_id`."""
+    content = {"name": "n", "channels": [channel], "data": str(number), "correlation_id": f"message-{number}"}
+    body = json.dumps(content).encode()
+    target = signed_path(server, "POST", f"/apps/{server.app_id}/events", body)
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with session.post(f"{server.public_url}{target}", data=body) as answer:
+            await answer.read()
+            assert answer.status in (200, 503), await answer.text()
+            return answer.status == 200
+    return False
 
 
 @dataclass

@@ -18,9 +18,10 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from publishing import publish_number
 from redpoll.cli import main
 from server import Server
-from wire import Socket, UpgradeRefused, signed_path
+from wire import Socket, UpgradeRefused
 
 CHANNEL = "stored-news"
 
@@ -53,21 +54,10 @@ class Publisher:
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1), timeout=timeout) as session:
             while self.accepted < self.count:
-                content = {"name": "n", "channels": [CHANNEL], "data": str(self.accepted)}
-                body = json.dumps({**content, "correlation_id": f"message-{self.accepted}"}).encode()
-                if await self._accepted(session, body):
+                if await publish_number(self.server, session, CHANNEL, self.accepted):
                     self.accepted += 1
                 else:
                     self.repeated += 1
-
-    async def _accepted(self, session: aiohttp.ClientSession, body: bytes) -> bool:
-        target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.post(f"{self.server.public_url}{target}", data=body) as answer:
-                await answer.read()
-                assert answer.status in (200, 503), await answer.text()
-                return answer.status == 200
-        return False
 
 
 @dataclass

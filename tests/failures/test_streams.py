@@ -18,10 +18,11 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from publishing import publish_number
 from reading import EVENTS, Reading, Stream, keep, read_token
 from redpoll.cli import main
 from server import Server
-from wire import Api, eventually, signed_path
+from wire import Api, eventually
 
 CHANNEL = "kept-news"
 KILLS = int(os.environ.get("KILLS", "4"))
@@ -38,24 +39,10 @@ class Publisher:
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
             while not self.stopped:
-                if await self._published(session, self.confirmed):
+                if await publish_number(self.server, session, CHANNEL, self.confirmed):
                     self.confirmed += 1
                 # A pace: fewer events than are stored.
                 await asyncio.sleep(0.01)
-
-    async def _published(self, session: aiohttp.ClientSession, number: int) -> bool:
-        body = b'{"name":"n","channels":["%b"],"data":"%d","correlation_id":"m-%d"}' % (
-            CHANNEL.encode(),
-            number,
-            number,
-        )
-        target = signed_path(self.server, "POST", f"/apps/{self.server.app_id}/events", body)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.post(f"{self.server.public_url}{target}", data=body) as answer:
-                await answer.read()
-                assert answer.status in (200, 503), await answer.text()
-                return answer.status == 200
-        return False
 
 
 @dataclass

@@ -94,16 +94,12 @@ def hashes_of(app: App | None, key: str) -> "tuple[_Hash, _Hash, bool]":
 
 def _digest(secret: str, text: str) -> str:
     """HMAC-SHA256 in lowercase hex."""
-    return _mac(secret, text).hexdigest()
-
-
-def _mac(secret: str, text: str) -> "_Hash":
     inner, outer = _keyed_hashes(secret)
     message_hash = inner.copy()
     message_hash.update(text.encode("utf-8", "replace"))
     result = outer.copy()
     result.update(message_hash.digest())
-    return result
+    return result.hexdigest()
 
 
 def _verify(secret: str, text: str, claimed: bytes) -> bool:
@@ -187,7 +183,11 @@ def grant_key(secret: str) -> str:
 
 def sign_grant(secret: str, signed: str) -> str:
     """The JWT whose header and claims are `signed` (`HEADER.CLAIMS` in base64url), signed for a key's secret."""
-    return f"{signed}.{base64url(_mac(grant_key(secret), signed).digest()).decode()}"
+    return f"{signed}.{_grant_signature(secret, signed).decode()}"
+
+
+def _grant_signature(secret: str, signed: str) -> bytes:
+    return base64url(bytes.fromhex(_digest(grant_key(secret), signed)))
 
 
 def check_grant(app: App, auth: str, now_s: float) -> Grant:
@@ -201,8 +201,7 @@ def check_grant(app: App, auth: str, now_s: float) -> Grant:
     key, _, token = auth.partition(":")
     secret = app.secret_of(key)
     signed, _, signature = token.rpartition(".")
-    expected = base64url(_mac(grant_key(secret or NO_SECRET), signed).digest())
-    right = hmac.compare_digest(expected, signature.encode("utf-8", "replace"))
+    right = hmac.compare_digest(_grant_signature(secret or NO_SECRET, signed), signature.encode("utf-8", "replace"))
     if secret is None:
         raise ClientError(None, f"Invalid key in grant: '{key[:_MAX_KEY_CHARS]}'; the app has {_keys_of(app)}")
     if not right:

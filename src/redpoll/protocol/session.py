@@ -197,7 +197,7 @@ class Session:
         if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
             if not request.auth:
                 return self._auth_required(channel)
-            access = self._access() if is_grant(request.auth) and channel != CONSOLE else None
+            access = self._access() if "." in request.auth and is_grant(request.auth) and channel != CONSOLE else None
             try:
                 member, pending = self._identity.open_channel(self._current_app, access, self.socket_id, kind, request)
             except Refused as refused:

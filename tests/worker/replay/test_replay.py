@@ -11,26 +11,7 @@ from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.protocol.joining import Pace
 from redpoll.worker.replay.page_frames import PageFrames
 from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, Replay, State
-
-
-class Sink:
-    """What a replay needs of a connection."""
-
-    def __init__(self, sid: tuple[int, int] = (1, 2)) -> None:
-        self.sid_hi, self.sid_lo = sid
-        self.sent: list[bytes] = []
-
-    def send(self, frame: bytes) -> bool:
-        self.sent.append(frame)
-        return True
-
-
-def page_of(*offsets: int, more: bool = False, skip: str | None = None, event: str = "n") -> Page:
-    rows = [
-        Row(offset, prev, event_tail(event, str(offset), skip=skip))
-        for offset, prev in zip(offsets, (9, *offsets), strict=False)
-    ]
-    return Page("e", offsets[-1] if offsets else 9, rows, more)
+from replay_pages import Sink
 
 
 def replay_of(readers: HistoryReaders, sid: tuple[int, int] = (1, 2)) -> Replay:
