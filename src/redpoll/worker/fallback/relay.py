@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 _ANSWER_S: Final = 5.0
 _LOOK_TICKS: Final = 8
-# Sessions to which an xhr_send may be lost, and how often their workers are looked for: every 2 s.
+# Sessions of which a request was lost, and how often their workers are looked for: every 2 s.
 _MAX_MISSED: Final = 4_000
 _MAX_LOOKS: Final = 15
 
@@ -72,7 +72,7 @@ class Left(_Message, frozen=True):
 
 
 class Missed(_Message, frozen=True):
-    """An xhr_send to this session may be lost, and its page doesn't look at the status. `number` is 0."""
+    """A request of this session was answered 503. `number` is 0."""
 
     key: str
     session: str
@@ -195,24 +195,27 @@ class Relay:
         self, owner: str, name: SessionName, request: LineRequest, n: int | None, answer: Callable[[int], None]
     ) -> None:
         """Let the worker `owner` write to a stream or poll. `answer` is called with 404 or 503 if it doesn't."""
-        number = self._add(_Waiting(owner, answer, request))
+        number = self._add(_Waiting(owner, self._noting(name, answer), request))
         request.on_left = lambda: self._left(number)
         self._send(number, owner, Attach(number, self.own, name.key, name.session, request.polls, n))
 
     def bring(self, owner: str, name: SessionName, n: int | None, body: bytes, answer: Callable[[int], None]) -> None:
         """Pass an xhr_send on. `answer` is called with the status, later."""
+        number = self._add(_Waiting(owner, self._noting(name, answer, body), None))
+        self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
 
+    def _noting(self, name: SessionName, answer: Callable[[int], None], body: bytes = b"") -> Callable[[int], None]:
         def answered(status: int) -> None:
             if status == 503:
                 self.missed(name, body)
             answer(status)
 
-        number = self._add(_Waiting(owner, answered, None))
-        self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
+        return answered
 
-    def missed(self, name: SessionName, body: bytes) -> None:
-        """This xhr_send is answered 503, at which pusher-js doesn't look. So the session ends, once the link is up: its
-        client connects and subscribes again. Heartbeats don't count."""
+    def missed(self, name: SessionName, body: bytes = b"") -> None:
+        """A request of this session is answered 503. For a stream or poll, its page connects anew. At the status of an
+        xhr_send pusher-js doesn't look. In both cases the session ends, once the link is up; only a lost heartbeat is
+        no loss."""
         if body.strip() != b"[]" and len(self._missed) < _MAX_MISSED:
             self._missed[name] = 0
 
