@@ -90,10 +90,17 @@ class Worker:
     """One worker. `run()` returns when everything is closed.
 
     `ready` is set once Redis knows this worker and the directory is read; clients are admitted from then on, as `life`
-    says. `timings` are those of its registry.
+    says. `timings` are those of its registry. `collector` starts when the worker is ready; None if the process has
+    more to collect than this worker, as in tests.
     """
 
-    def __init__(self, start: Start, child_pipe: ChildPipe, timings: Timings | None = None) -> None:
+    def __init__(
+        self,
+        start: Start,
+        child_pipe: ChildPipe,
+        timings: Timings | None = None,
+        collector: Collector | None = None,
+    ) -> None:
         self.start_message = start
         self.child_pipe = child_pipe
         settings = start.settings
@@ -102,7 +109,7 @@ class Worker:
         self.life = Life()
         # The order to close all connections and end, with its `max_per_s`.
         self._stop: asyncio.Future[float | None] = loop.create_future()
-        self.collector = Collector(loop)
+        self.collector = collector
         self.flushing = Flushing(loop, settings.max_unsent_bytes)
         self.hub = Hub(self.flushing.flusher)
         self.link = open_link(start.redis_url)
@@ -244,7 +251,8 @@ class Worker:
         while not self._serves:
             await asyncio.sleep(0.02)
         self.statistics.write()
-        self.collector.start()
+        if self.collector is not None:
+            self.collector.start()
         self.ready.set()
         self.child_pipe.send(Ready())
         log.info("worker ready", worker=self.start_message.number, w=self.registry.worker_id)
@@ -303,7 +311,8 @@ class Worker:
         await self.registry.finish()
         await self.link.close()
         self.flushing.close()
-        self.collector.stop()
+        if self.collector is not None:
+            self.collector.stop()
         self.child_pipe.close()
         self.life.become(Lifecycle.STOPPED)
 
@@ -373,7 +382,7 @@ def main(child_pipe: ChildPipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def serve() -> None:
-        await Worker(start, child_pipe).run()
+        await Worker(start, child_pipe, collector=Collector(asyncio.get_running_loop())).run()
 
     try:
         import uvloop
