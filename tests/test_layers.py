@@ -6,6 +6,7 @@ test file: `src/redpoll/a/b.py` -> `tests/a/test_b.py`, `ext/redpoll/_x.pyx` -> 
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -94,10 +95,16 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path, types: bool = True) -> set[str]:
     """Every redpoll module that the file imports, at its top or inside a function; `types`: also for types only."""
     found = set()
-    tree = ast.parse(path.read_text())
+    tree = syntax(path)
     of_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     skipped = set() if types else {id(inner) for node in of_types for part in node.body for inner in ast.walk(part)}
     for node in ast.walk(tree):
