@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -135,14 +135,18 @@ class Reading:
     async def __aexit__(self, *error: object) -> None:
         await self.session.close()
 
+    def request(
+        self, channel: str, method: str = "GET", headers: Mapping[str, str] | None = None, **query: str
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """A request whose response is yet to be read."""
+        url = f"{self.url}/channels/{channel}/stream"
+        return self.session.request(method, url, params=query, headers={**self.headers, **(headers or {})})
+
     async def ask(
         self, channel: str, method: str = "GET", headers: Mapping[str, str] | None = None, **query: str
     ) -> Answer:
         """One request, and its whole answer."""
-        url = f"{self.url}/channels/{channel}/stream"
-        async with self.session.request(
-            method, url, params=query, headers={**self.headers, **(headers or {})}
-        ) as response:
+        async with self.request(channel, method, headers, **query) as response:
             text = await response.text()
             return Answer(response.status, response.headers, json.loads(text) if text else None)
 
@@ -152,7 +156,6 @@ class Reading:
     ) -> AsyncIterator[Stream]:
         """A stream of events: with `offset` the protocol's, else one for EventSource."""
         query = {"live": "sse", **query} if "offset" in query and headers is None else query
-        url = f"{self.url}/channels/{channel}/stream"
-        async with self.session.get(url, params=query, headers={**self.headers, **(headers or {})}) as response:
+        async with self.request(channel, "GET", headers, **query) as response:
             assert response.status == 200, await response.text()
             yield Stream(response)

@@ -13,6 +13,7 @@ from conftest import RedisServer
 from granting import mint
 from leading import command
 from postgres import PostgresServer
+from reading import EVENTS, Reading, keep
 from redpoll.cluster.redis.keys import Keys
 from server import Server
 from wire import Api, Socket, channel_auth, connect_patiently
@@ -167,3 +168,27 @@ async def test_a_user_is_removed_from_one_channel_on_all_nodes_and_needs_a_new_s
     await returned.subscribe("presence-room", "ben")
     for socket in (member, other, returned):
         await socket.close()
+
+
+async def test_a_reader_over_http_ends_when_another_node_takes_its_grant_back(nodes):
+    one, two = nodes
+    for prefix in ("kept-", "private-kept-"):
+        await asyncio.to_thread(keep, one, prefix)
+    auths = [grant(two, "kept-*", "private-kept-*", jti="read", sub="anna"), grant(two, "private-kept-*", sub="ben")]
+    async with Reading(two, auths[0]) as anna, Reading(two, auths[1]) as ben:
+        for reading in (anna, ben):
+            while (await reading.ask("private-kept-a")).status != 200:
+                await asyncio.sleep(0.05)
+        async with (
+            anna.stream("kept-a", headers=EVENTS) as first,
+            ben.stream("private-kept-a", headers=EVENTS) as second,
+        ):
+            assert (await revoke(one, jti="read"))["unsubscribed"] == 1
+            (last,) = await first.rest()
+            assert (last.name, last.json["error"]) == ("pusher:error", "access was revoked")
+            async with Api(one) as api:
+                path = "/channels/private-kept-a/unsubscribe"
+                assert await api.ask("POST", path, {"user_id": "ben"}) == (200, {"unsubscribed": 1})
+            assert [event.name for event in await second.rest()] == ["pusher:error"]
+        for reading in (anna, ben):
+            assert (await reading.ask("private-kept-a")).status == 401

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from granting import mint
+from granting import grant_key, jwt, mint
 from redpoll.protocol import access
 from redpoll.protocol.apps import CurrentApp
 from redpoll.protocol.channels import CONSOLE
 from redpoll.protocol.effects import Acknowledge, Close, Join, Leave, Publish, Send, SignedIn
-from redpoll.protocol.grants import AppGrants, of_jti, of_user
+from redpoll.protocol.errors import ClientError
+from redpoll.protocol.grants import AppGrants, of_channel, of_jti, of_user
 from redpoll.protocol.limits import Limits
 from redpoll.protocol.presence import Member
 from redpoll.protocol.session import Session
@@ -242,3 +243,69 @@ def test_the_list_of_removals_is_bounded(app):
     assert type(close) is Close
     # The client may come back: nothing that was signed for this connection counts then.
     assert close.code == 4100
+
+
+# -- readers over HTTP -----------------------------------------------------------------------------------------------
+
+
+def read(client, channel: str, auth: str):
+    return access.reading_grant(client.current.record, client.grants, channel, auth)
+
+
+def test_a_grant_opens_to_readers_what_it_opens_to_subscribers(client):
+    auth = mint(KEY, SECRET, "private-*", "presence-a", "news", "private-encrypted-*", sub="7")
+    for channel in ("private-a", "presence-a", "news", "private-encrypted-a"):
+        assert read(client, channel, auth).user_id == "7"
+    # Nobody is named, and a private channel has no members.
+    assert read(client, "private-a", mint(KEY, SECRET, "private-*")).user_id is None
+
+
+@pytest.mark.parametrize(
+    ("channel", "claims", "text"),
+    [
+        ("news", {}, "no pattern"),
+        ("presence-a", {}, "needs a sub"),
+        ("presence-a", {"sub": "7", "info": "x" * 2000}, "info"),
+        ("private-encrypted-a", {}, "is encrypted"),
+        ("private-a", {"may": ["client_events"]}, "lacks 'subscribe'"),
+        ("private-a", {"exp": 1}, "exp is before"),
+        ("private-a", {"exp": None}, "exp"),
+        ("private-a", {"iat": 1000, "exp": 2000}, "expired"),
+        ("private-a", {"aud": "9"}, "aud"),
+        ("private-a", {"jti": "x" * 129}, "jti must have"),
+    ],
+)
+def test_a_reader_is_refused_what_a_subscriber_is_refused(client, channel, claims, text):
+    with pytest.raises(ClientError, match=text):
+        read(client, channel, mint(KEY, SECRET, "private-*", "presence-*", **claims))
+
+
+def test_a_reader_needs_a_signature_of_the_app(client, changed):
+    auth = mint(KEY, SECRET, "private-*")
+    for wrong, text in (
+        (mint(KEY, SECRET + "x", "private-*"), "signature is wrong"),
+        (auth + "x", "signature is wrong"),
+        (f"{KEY}:{jwt(grant_key(SECRET), {'exp': client.now_s + 60}, {'alg': 'none'})}", "alg is 'none'"),
+        (f"{auth}{'x' * 5000}", "at most 4096"),
+    ):
+        with pytest.raises(ClientError, match=text):
+            read(client, "private-a", wrong)
+    # The same for an app that doesn't exist and a key that it hasn't.
+    unknown = mint("nokey", SECRET, "private-*")
+    texts = set()
+    for app in (None, client.current.record, changed(client.current.record, grants=False)):
+        with pytest.raises(ClientError) as refusal:
+            access.reading_grant(app, client.grants, "private-a", unknown)
+        texts.add(refusal.value.message)
+    assert texts == {"Invalid key in grant: 'nokey' is not an enabled key of this app"}
+    with pytest.raises(ClientError, match="grants are off"):
+        access.reading_grant(changed(client.current.record, grants=False), client.grants, "private-a", auth)
+
+
+@pytest.mark.parametrize("subject", [of_jti("one"), of_user("7"), of_channel("private-a", "7")])
+def test_a_revoked_grant_opens_nothing_to_readers(client, subject):
+    auth = mint(KEY, SECRET, "private-*", sub="7", jti="one")
+    assert read(client, "private-a", auth).id == "one"
+    client.grants.revoke(subject, int(client.now_s) + 1)
+    with pytest.raises(ClientError, match="access was revoked"):
+        read(client, "private-a", auth)

@@ -67,7 +67,7 @@ class CloseSocket(Question, frozen=True):
 
 class RevokeGrants(Question, frozen=True):
     """Accept these grants no longer, and end what they opened. `subject` and `at_s` as in protocol/grants.py. Answers
-    with the number of subscriptions that it ended."""
+    with the number of subscriptions and readers over HTTP that it ended."""
 
     app: str
     subject: str
@@ -84,8 +84,9 @@ class GrantRevoked(TopicMessage, frozen=True):
 
 class Unsubscribe(Question, frozen=True):
     """Remove a user, or the connection with this socket id, from one channel; "" for the one that isn't meant. Answers
-    with the number of subscriptions that it ended, and the digests (hex) of the grants that opened them. `granted`:
-    the app accepts grants, and the user's earlier ones open this channel no longer."""
+    with the number of subscriptions and readers over HTTP that it ended, and the digests (hex) of the grants that
+    opened the subscriptions. `granted`: the app accepts grants, and the user's earlier ones open this channel no
+    longer."""
 
     app: str
     channel: str

@@ -236,6 +236,7 @@ class ControlPlane:
         front = Front(
             self.routes,
             records,
+            grants=self.grants.table,
             host_names=HostNames.of(settings),
             rate=self.rate,
             failures=self.auth_failures,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from redpoll.protocol.apps import App, CurrentApp
-from redpoll.protocol.auth import NO_SECRET, channel_fault, check_grant, signin_fault
-from redpoll.protocol.channels import Kind
+from redpoll.protocol.auth import NO_SECRET, channel_fault, check_grant, grant_key_fault, signin_fault
+from redpoll.protocol.channels import Kind, kind_of
 from redpoll.protocol.claims import MAX_GRANT_BYTES, digest_of
 from redpoll.protocol.errors import ClientError, Code
 from redpoll.protocol.grants import AppGrants, Grant
@@ -19,7 +19,18 @@ from redpoll.protocol.incoming import SignIn, Subscribe
 from redpoll.protocol.presence import Member, info_fault, parse_member
 from redpoll.protocol.users import User, parse_user
 
-__all__ = ["ANONYMOUS", "PENDING", "REVOKED", "Access", "Identity", "Refused", "Subscription", "is_grant", "users_of"]
+__all__ = [
+    "ANONYMOUS",
+    "PENDING",
+    "REVOKED",
+    "Access",
+    "Identity",
+    "Refused",
+    "Subscription",
+    "is_grant",
+    "reading_grant",
+    "users_of",
+]
 
 # The text of a subscription that the app ended.
 REVOKED = "access was revoked"
@@ -230,6 +241,18 @@ def is_grant(auth: str) -> bool:
     """Whether `auth` is a JWT and no signature, which has hex digits only. Keys may have dots. Those that redpoll makes
     have none, so the session looks for one first, and most subscribes need no call."""
     return "." in auth.partition(":")[2]
+
+
+def reading_grant(app: App | None, grants: AppGrants, channel: str, auth: str) -> Grant:
+    """The grant in `auth` by which its bearer may read a channel over HTTP: what lets it subscribe. `app` None: there
+    is none with that id, which is answered like an unknown key. Raises ClientError with the reason."""
+    fault = grant_key_fault(app, auth)
+    if app is None or fault is not None:
+        raise ClientError(None, fault or "")
+    grant = Access().opens(app, grants, None, channel, auth).grant
+    if kind_of(channel) is Kind.PRESENCE:
+        _granted_member(grant, None, app)
+    return grant
 
 
 def _granted_member(grant: Grant, channel_data: str | None, app: App) -> Member:

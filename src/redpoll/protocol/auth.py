@@ -38,6 +38,7 @@ __all__ = [
     "check_size",
     "encryption_secret",
     "grant_key",
+    "grant_key_fault",
     "hashes_of",
     "parse_query",
     "sign_channel",
@@ -211,6 +212,16 @@ def check_grant(app: App, auth: str, now_s: float) -> Grant:
     if fault is not None:
         raise ClientError(None, f"Invalid grant: {fault}")
     return grant
+
+
+def grant_key_fault(app: App | None, auth: str) -> str | None:
+    """Why the key in `auth` (`KEY:JWT`) isn't an enabled one of the app; None if it is. An unknown app (None) is
+    answered like an unknown key, and both cost what a wrong signature costs."""
+    key, _, token = auth[:MAX_GRANT_BYTES].partition(":")
+    if app is not None and app.secret_of(key) is not None:
+        return None
+    _grant_signature(NO_SECRET, token.rpartition(".")[0])
+    return f"Invalid key in grant: '{key[:_MAX_KEY_CHARS]}' is not an enabled key of this app"
 
 
 def _unsigned_fault(token: str, key: str) -> str:

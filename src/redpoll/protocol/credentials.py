@@ -16,6 +16,7 @@ __all__ = [
     "Grant",
     "Records",
     "Signed",
+    "bearer_of",
     "check_admitted",
     "check_uncompressed",
     "granted",
@@ -88,7 +89,7 @@ def manager(records: Records, headers: Mapping[str, str], now_s: float) -> Token
     counts; a credential of an app opens none of these paths. Raises ApiError: 401, or 403 for another scope."""
     if not has_token(headers):
         raise ApiError("unauthorized", "this path needs a bearer token with the scope manage")
-    token = records.tokens.get(auth.token_hash(headers["Authorization"].partition(" ")[2].strip()))
+    token = records.tokens.get(auth.token_hash(bearer_of(headers)))
     fault = fault_of_token(token, MANAGE, None, now_s)
     if fault is not None:
         raise fault
@@ -123,6 +124,11 @@ def has_token(headers: Mapping[str, str]) -> bool:
     return "Authorization" in headers and headers["Authorization"].partition(" ")[0].lower() == "bearer"
 
 
+def bearer_of(headers: Mapping[str, str]) -> str:
+    """What follows `Bearer`, if `has_token`."""
+    return headers["Authorization"].partition(" ")[2].strip()
+
+
 def has_pair(headers: Mapping[str, str]) -> bool:
     return "X-Service-Key" in headers or "X-Service-Secret" in headers
 
@@ -130,8 +136,7 @@ def has_pair(headers: Mapping[str, str]) -> bool:
 def _of_token(
     records: Records, headers: Mapping[str, str], query: str, scope: str, app_id: str | None, now_s: float
 ) -> Grant:
-    plain = headers["Authorization"].partition(" ")[2].strip()
-    token = records.tokens.get(auth.token_hash(plain))
+    token = records.tokens.get(auth.token_hash(bearer_of(headers)))
     if app_id is None:
         app_id = (token.app_id if token is not None else None) or ""
     fault = fault_of_token(token, scope, app_id, now_s)

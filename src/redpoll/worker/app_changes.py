@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from redpoll import _engine
 from redpoll.loop.slices import walk
-from redpoll.protocol.errors import CLOSE_TEXTS, Code
+from redpoll.protocol.errors import CLOSE_TEXTS, ApiError, Code
 from redpoll.worker.timers.paced_close import PacedClose
 
 if TYPE_CHECKING:
@@ -25,12 +25,16 @@ _CLOSED_WITHIN_S: Final = 10.0
 
 
 class AppChanges:
-    """Call `changed` when the directory has another record of an app; None: there is none."""
+    """Call `changed` when the directory has another record of an app; None: there is none. `end_readers` as
+    Streams.end_app."""
 
-    def __init__(self, hub: Hub, registry: Registry, janitor: Janitor) -> None:
+    def __init__(
+        self, hub: Hub, registry: Registry, janitor: Janitor, end_readers: Callable[[str, ApiError], None]
+    ) -> None:
         self._hub = hub
         self._registry = registry
         self._janitor = janitor
+        self._end_readers = end_readers
         self._paced_close = PacedClose()
 
     def changed(self, app_id: str, old: App | None, new: App | None) -> None:
@@ -41,7 +45,8 @@ class AppChanges:
         if old is None:
             return
         if new is None:
-            self._close_app(app_id, Code.UNKNOWN_KEY, "the app was deleted")
+            text = "the app was deleted"
+            self._close_app(app_id, Code.UNKNOWN_KEY, text, ApiError("unauthorized", text))
             return
         self._hub.users.app_changed(old, new)
         if bool(new.user_resume_s) != bool(old.user_resume_s):
@@ -49,7 +54,8 @@ class AppChanges:
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
             self._each_of_app(app_id, self._janitor.sign_in_timeout_changed)
         if not new.enabled:
-            self._close_app(app_id, Code.APP_DISABLED, CLOSE_TEXTS[Code.APP_DISABLED])
+            text = CLOSE_TEXTS[Code.APP_DISABLED]
+            self._close_app(app_id, Code.APP_DISABLED, text, ApiError("app_disabled", text))
 
     def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
         """Calls `work` with each open connection of the app, a slice of them in each pass of the loop. It follows the
@@ -61,7 +67,8 @@ class AppChanges:
 
         self._janitor.spawn(walk(self._hub.open_connections.each_of_app(app_id), follow))
 
-    def _close_app(self, app_id: str, code: int, message: str) -> None:
+    def _close_app(self, app_id: str, code: int, message: str, error: ApiError) -> None:
         open_connections = self._hub.open_connections
         count = open_connections.count_of_app(app_id)
         self._paced_close.close(open_connections.each_of_app(app_id), count, code, message, _CLOSED_WITHIN_S)
+        self._end_readers(app_id, error)

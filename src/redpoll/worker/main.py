@@ -9,6 +9,7 @@ import asyncio
 import os
 import resource
 import signal
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import msgspec
@@ -50,7 +51,8 @@ from redpoll.ipc.messages import (
     ToWorker,
 )
 from redpoll.loop.slices import walk
-from redpoll.protocol.errors import Code
+from redpoll.protocol.errors import ApiError, Code
+from redpoll.protocol.grants import Grant
 from redpoll.protocol.handshake import Refusal
 from redpoll.text import logs
 from redpoll.worker.answers import answer_questions
@@ -122,7 +124,7 @@ class Worker:
         self.directory.require(None)
         self.answerers = Answerers(self.link, keys, lambda: self.registry.worker_id)
         mailbox = Mailbox(self.link, keys, start.run, start.process)
-        revocations = Revocations(self.hub, self.hub.revoked_grants)
+        revocations = Revocations(self.hub, self.hub.revoked_grants, self._end_granted)
         self._revoked = RevokedInRedis(self.link, keys, self.hub.revoked_grants, revocations.read)
         self.registry = self._create_registry(mailbox, timings)
         self.tracing = self._open_tracing(keys)
@@ -141,7 +143,7 @@ class Worker:
         # Late: the registry and the janitor need the hub's tables, and the hub's calls need them.
         self.hub.attach(self.registry, Bus(self.link, keys), Quota(self.link, keys), resume, self.tracing, debugging)
         self._answer_questions(revocations)
-        self._app_changes = AppChanges(self.hub, self.registry, self.janitor)
+        self._app_changes = AppChanges(self.hub, self.registry, self.janitor, self._end_readers)
         self.fallback = Fallback(self.link, keys, mailbox, self.directory, loop)
         self.gate = Gate(
             settings,
@@ -201,6 +203,14 @@ class Worker:
             lambda: self.registry.worker_id,
             lambda app_id, channel: self.gate.streams.count(app_id, channel),
         )
+
+    # Late: the gate has the readers, and is made after those that end them.
+
+    async def _end_granted(self, app_id: str, is_over: Callable[[str, Grant], bool]) -> int:
+        return await self.gate.streams.end_granted(app_id, is_over)
+
+    def _end_readers(self, app_id: str, error: ApiError) -> None:
+        self.gate.streams.end_app(app_id, error)
 
     @property
     def port(self) -> int:

@@ -1,6 +1,8 @@
 """The history rules and the webhooks of an app over HTTP."""
 
+from redpoll.control.commands.app_write import delete_app
 from redpoll.control.webhooks.endpoints import hooks_of
+from redpoll.store.audit import COMMAND_LINE
 
 
 async def test_history_rule_is_added_changed_and_removed(manager, audit):
@@ -89,3 +91,21 @@ async def test_refused_webhooks(manager):
     ):
         assert (await manager("POST", "/3/webhooks", body)).status == 400, body
     assert (await manager("GET", "/3/webhooks")).json() == {"webhooks": []}
+
+
+async def test_webhook_is_deleted_while_another_writer_deletes_its_app(manager, monkeypatch):
+    webhook = (await manager("POST", "/3/webhooks", {"url": "https://one.example/hook"})).json()
+    webhooks = manager.plane.plane._webhooks
+    endpoints = webhooks.endpoints
+    discard = endpoints.discard_waiting
+
+    async def discard_late(endpoint_id: str) -> None:
+        monkeypatch.undo()
+        await delete_app(manager.records, webhooks, "3", COMMAND_LINE)
+        await discard(endpoint_id)
+
+    monkeypatch.setattr(endpoints, "discard_waiting", discard_late)
+    reply = await manager.changed("DELETE", f"/3/webhooks/{webhook['id']}")
+    # The tag is that of the app without the webhook, which another writer's change doesn't reach.
+    assert (reply.status, reply.headers["etag"].startswith('"')) == (204, True)
+    assert (await manager("GET", "/3")).status == 404

@@ -3,6 +3,7 @@
 import json
 
 from redpoll.cluster.envelopes import event_envelope
+from redpoll.protocol.errors import ApiError
 from redpoll.protocol.streams import Live, Reading, Start, cursor_at
 from redpoll.worker.streams.formats import Batch, Form, Message, as_json, form_of, message_of
 
@@ -89,6 +90,16 @@ def test_line_breaks_begin_no_field():
         "data: data: two",
         "data: ",
     ]
+
+
+def test_only_event_source_is_told_why_its_stream_ends():
+    error = ApiError("unauthorized", "access was revoked")
+    ((name, data),) = events(PLAIN.failure(error))
+    assert name == "event: pusher:error"
+    body = {"error": "access was revoked", "code": "unauthorized", "status": 401}
+    assert json.loads(data.removeprefix("data: ")) == body
+    assert PLAIN._replace(chunked=True).failure(error).endswith(b"\n\n\r\n")
+    assert SSE.failure(error) == b""
 
 
 def test_chunks_are_those_of_http_1_1():

@@ -1,14 +1,19 @@
 """Clients that read a channel over HTTP from a whole server."""
 
 import asyncio
+import http.client
 import json
+import time
 
 import pytest
 
-from reading import EVENTS, Reading, keep, read_token
+from granting import mint
+from leading import command
+from reading import EVENTS, Reading, Stream, keep, read_token
 from server import Server
 from wire import Api, connect_patiently
 
+REVOKED = "access was revoked"
 CHANNELS = iter(f"kept-{n}" for n in range(10_000))
 
 
@@ -18,9 +23,23 @@ def server():
     with Server(workers=2) as running:
         keep(running, "kept-")
         keep(running, "short-", keep=2)
-        keep(running, "private-encrypted-kept-")
+        for prefix in ("private-encrypted-kept-", "private-kept-", "presence-kept-"):
+            keep(running, prefix)
+        command(running, "app", "set", running.app_id, "grants=true")
         running.token = read_token(running)
+        until_readable(running, running.app_id, by_grant(running, "kept-0"))
         yield running
+
+
+def until_readable(server: Server, app_id: str, headers: dict[str, str]) -> None:
+    """Waits until the workers know the app as control does: 20 requests, each on a connection of its own, so by any
+    worker, are answered."""
+    answered = 0
+    while answered < 20:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("GET", f"/apps/{app_id}/channels/kept-0/stream", headers=headers)
+        answered = answered + 1 if connection.getresponse().status == 200 else 0
+        connection.close()
 
 
 @pytest.fixture
@@ -348,3 +367,117 @@ async def test_control_port_does_not_stream(server, channel):
     async with Reading(server, server.token, port=server.control_port) as control:
         refused = await control.ask(channel)
         assert (refused.status, refused.body["code"]) == (404, "not_found")
+
+
+# -- by a grant ------------------------------------------------------------------------------------------------------
+
+
+def by_grant(server, *channels: str, **claims) -> dict[str, str]:
+    """A header field."""
+    return {"Authorization": f"Bearer {mint(server.app_key, server.app_secret, *channels, **claims)}"}
+
+
+@pytest.mark.parametrize("kind", ["private-kept-", "presence-kept-", "private-encrypted-kept-", "kept-"])
+async def test_grant_reads_what_it_opens(server, api, channel, kind):
+    channel = kind + channel
+    await publish(api, channel, "1")
+    grant = by_grant(server, channel, sub="7")
+    async with Reading(server, "") as unsigned:
+        assert (await unsigned.ask(channel, headers=grant)).data == ["1"]
+        # In the query, as EventSource sends it.
+        token = grant["Authorization"].removeprefix("Bearer ")
+        async with unsigned.stream(channel, headers=EVENTS, token=token) as stream:
+            assert (await stream.next()).data == "1"
+            await publish(api, channel, "2")
+            assert (await stream.next()).data == "2"
+        refused = await unsigned.ask(channel + "x", headers=grant)
+        assert (refused.status, refused.body["code"]) == (401, "unauthorized")
+    logs = "".join((server.folder / name).read_text(errors="replace") for name in ("out", "err"))
+    assert (token in logs, "worker ready" in logs) == (False, True)
+
+
+async def test_readers_end_when_their_grant_is_revoked(server, api, channel):
+    await publish(api, channel, "1")
+    grant = by_grant(server, channel, jti=channel)
+    async with (
+        Reading(server, "") as unsigned,
+        unsigned.stream(channel, headers={**grant, **EVENTS}) as source,
+        unsigned.stream(channel, headers=grant, offset="-1", live="sse") as stream,
+        unsigned.stream(channel, headers={**by_grant(server, channel, jti="another"), **EVENTS}) as other,
+    ):
+        assert (await source.next()).data == (await other.next()).data == "1"
+        assert len(await stream.messages(1)) == 1
+        position = (await unsigned.ask(channel, "HEAD", headers=grant)).next
+        poll = asyncio.create_task(unsigned.ask(channel, headers=grant, offset=position, live="long-poll"))
+        status, body = await api.ask("POST", "/grants/revoke", {"jti": channel})
+        # The poll may come a moment later.
+        assert (status, body["unsubscribed"] in (2, 3)) == (200, True)
+        (last,) = await source.rest()
+        assert (last.name, last.json["code"], last.json["error"]) == ("pusher:error", "unauthorized", REVOKED)
+        assert await stream.rest() == []
+        for answer in (await poll, await unsigned.ask(channel, headers=grant)):
+            assert (answer.status, answer.body["error"]) == (401, REVOKED)
+        await publish(api, channel, "2")
+        assert (await other.next()).data == "2"
+
+
+async def test_readers_of_a_user_end_who_is_removed_from_the_channel(server, api, channel):
+    room = f"presence-kept-{channel}"
+    await publish(api, room, "1")
+    grant = by_grant(server, "presence-kept-*", sub=channel)
+    async with (
+        Reading(server, "") as unsigned,
+        unsigned.stream(room, headers={**grant, **EVENTS}) as source,
+        unsigned.stream(room, headers={**by_grant(server, room, sub="another"), **EVENTS}) as other,
+    ):
+        await source.next()
+        await other.next()
+        path = f"/channels/{room}/unsubscribe"
+        assert await api.ask("POST", path, {"user_id": channel}) == (200, {"unsubscribed": 1})
+        (last,) = await source.rest()
+        assert (last.name, last.json["error"]) == ("pusher:error", REVOKED)
+        assert (await unsigned.ask(room, headers=grant)).status == 401
+        # Its other channels stay.
+        assert (await unsigned.ask(f"{room}-b", headers=grant)).status == 200
+        await publish(api, room, "2")
+        assert (await other.next()).data == "2"
+
+
+async def test_stream_ends_with_its_grant(server, api, channel):
+    await publish(api, channel, "1")
+    async with Reading(server, "") as unsigned:
+        while True:
+            # It has expired, but for the seconds by which clocks may differ.
+            grant = by_grant(server, channel, iat=None, exp=time.time() - 8)
+            async with unsigned.request(channel, headers={**grant, **EVENTS}) as response:
+                if response.status == 200:
+                    *_, last = await Stream(response).rest()
+                    break
+            # It took longer than the seconds that were left.
+            assert "it expired" in (await unsigned.ask(channel, headers=grant)).body["error"]
+        assert (last.name, last.json["error"]) == ("pusher:error", "the grant has expired")
+        assert (await unsigned.ask(channel, headers=grant)).status == 401
+
+
+# -- when the app changes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(("set", "enabled=false"), "app_disabled"), (("delete", "--yes"), "unauthorized")]
+)
+async def test_readers_of_an_app_end_that_is_disabled_or_deleted(server, channel, words, code):
+    app = command(server, "app", "create", channel)
+    command(server, "history", "rule", "add", app["id"], "--prefix", "kept-", "--keep", "10", "--seconds", "60")
+    token = command(server, "token", "create", app["id"], "--name", "t", "--scope", "all")["token"]
+    await asyncio.to_thread(until_readable, server, app["id"], {"Authorization": f"Bearer {token}"})
+    async with Reading(server, token, f"/apps/{app['id']}") as reading:
+        position = (await reading.ask(channel, "HEAD")).next
+        async with reading.stream(channel, headers=EVENTS) as source, reading.stream(channel, offset="-1") as stream:
+            await stream.next()
+            poll = asyncio.create_task(reading.ask(channel, offset=position, live="long-poll"))
+            await asyncio.to_thread(command, server, "app", words[0], app["id"], *words[1:])
+            (last,) = await source.rest()
+            assert (last.name, last.json["code"]) == ("pusher:error", code)
+            assert await stream.rest() == []
+            for answer in (await poll, await reading.ask(channel)):
+                assert answer.status == last.json["status"]

@@ -11,6 +11,7 @@ from redpoll._fanout import Flusher
 from redpoll.cli import main
 from redpoll.cluster.lifecycle import Life, Lifecycle
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.grants import Grant, RevokedGrants
 from redpoll.protocol.streams import Live
 from redpoll.worker.streams import streams as module
 from redpoll.worker.streams.streams import POLL_S, STREAM_S, Streams
@@ -106,8 +107,13 @@ class Client:
 
     form = None
 
-    def __init__(self, live: Live = Live.SSE) -> None:
+    def __init__(
+        self, live: Live = Live.SSE, app_id: str = "1", channel: str = "c", grant: Grant | None = None
+    ) -> None:
         self.live = live
+        self.app_id = app_id
+        self.channel = channel
+        self.grant = grant
         self.stream = object()
         self.ends: list[str] = []
 
@@ -117,6 +123,9 @@ class Client:
     def dismiss(self) -> None:
         self.ends.append("dismissed")
 
+    def end(self, error: ApiError) -> None:
+        self.ends.append(error.message)
+
 
 class Table:
     def __init__(self) -> None:
@@ -125,7 +134,14 @@ class Table:
         self.ready = True
         self.waits: list[float] = []
         registry = SimpleNamespace(history=None, listening=self.listening)
-        hub = SimpleNamespace(registry=registry, admission=None, flusher=Flusher(lambda: None), sent=lambda *sent: None)
+        self.grants = RevokedGrants(lambda: 1_000.0)
+        hub = SimpleNamespace(
+            registry=registry,
+            admission=None,
+            flusher=Flusher(lambda: None),
+            sent=lambda *sent: None,
+            revoked_grants=self.grants,
+        )
         self.streams = Streams(hub, {}, None, self.life, lambda: self.ready, named_by_proxy=False)
         self.streams.serve_by(lambda stream, then: None, lambda stream, seconds: self.waits.append(seconds))
 
@@ -139,20 +155,60 @@ async def table():
 
 async def test_streams_last_about_a_minute_and_polls_less(table):
     for _ in range(50):
-        table.streams.entered(Client(), "1")
+        table.streams.entered(Client())
     assert all(0.8 * STREAM_S < seconds <= STREAM_S for seconds in table.waits)
     # They don't all come again at once.
     assert len(set(table.waits)) > 10
-    table.streams.entered(Client(Live.LONG_POLL), "1")
+    table.streams.entered(Client(Live.LONG_POLL))
     assert table.waits[-1] == POLL_S
+
+
+def granted(table, user: str, channel: str = "c", expires_at: float = 2_000.0, live: Live = Live.SSE) -> Client:
+    grant = Grant("k", b"", user, b"", None, expires_at, 0, 0, "", "", True, False)
+    reader = Client(live, channel=channel, grant=grant)
+    table.streams.carries_grant(reader)
+    return reader
+
+
+async def test_stream_lasts_no_longer_than_its_grant(table):
+    for expires_at, seconds in ((1_005.0, 15.5), (995.0, 5.5), (980.0, 0.5)):
+        table.streams.entered(granted(table, "7", expires_at=expires_at))
+        assert table.waits[-1] == seconds
+    table.streams.entered(granted(table, "7"))
+    assert 0.8 * STREAM_S < table.waits[-1] <= STREAM_S
+    table.streams.entered(granted(table, "7", expires_at=1_009.0, live=Live.LONG_POLL))
+    assert table.waits[-1] == POLL_S
+
+
+async def test_readers_end_with_what_their_grants_no_longer_open(table):
+    readers = [granted(table, "7"), granted(table, "8"), granted(table, "7", "d"), Client()]
+    for reader in readers[1:]:
+        table.streams.entered(reader)
+    is_over = lambda channel, grant: (channel, grant.user_id) == ("c", "7")  # noqa: E731
+    assert await table.streams.end_granted("2", is_over) == 0
+    assert await table.streams.end_granted("1", is_over) == 1
+    assert [reader.ends for reader in readers] == [["access was revoked"], [], [], []]
+    # Those that are over don't count again.
+    table.streams.left(readers[0])
+    assert await table.streams.end_granted("1", is_over) == 0
+    assert await table.streams.end_granted("1", lambda channel, grant: True) == 2
+
+
+async def test_readers_of_an_app_end_with_the_reason(table, wait_until):
+    readers = [Client(app_id=app_id) for app_id in "112"]
+    for reader in readers:
+        table.streams.entered(reader)
+    table.streams.end_app("1", ApiError("app_disabled", "off"))
+    await wait_until(lambda: readers[1].ends)
+    assert [reader.ends for reader in readers] == [["off"], ["off"], []]
 
 
 async def test_readers_are_counted_by_app(table):
     readers = [Client(), Client()]
     for reader in readers:
-        table.streams.entered(reader, "1")
-    other = Client()
-    table.streams.entered(other, "2")
+        table.streams.entered(reader)
+    other = Client(app_id="2")
+    table.streams.entered(other)
     assert (len(table.streams), dict(table.streams.by_app)) == (3, {"1": 2, "2": 1})
     for reader in (*readers, other, other):
         table.streams.left(reader)
@@ -188,7 +244,7 @@ async def test_tail_goes_some_time_after_its_last_reader(table, wait_until, monk
 async def test_drain_ends_all_readers(table):
     readers = [Client() for _ in range(20)]
     for reader in readers:
-        table.streams.entered(reader, "1")
+        table.streams.entered(reader)
     await table.streams.drain(0.1)
     assert all(reader.ends == ["closed"] for reader in readers)
 

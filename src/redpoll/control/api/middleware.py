@@ -29,6 +29,7 @@ from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.grants import RevokedGrants
 from redpoll.store.errors import StoreUnavailable
 
 __all__ = ["Front"]
@@ -58,11 +59,11 @@ def _no_page(request: Request, error: ApiError, status: int) -> None:
 class Front:
     """Receives every request of the API. It reads `records` on each request, so changes take effect at once.
 
-    `host_names`: None if requests to the control port may name any host. `rate`: None if triggers have no rate limit.
-    `failures`: None if failed authentications have no limit. `tracer`: None if triggers aren't logged. `clock` returns
-    Unix time, for timestamps of signatures. `fault_page` renders an error as a page of the dashboard; it returns None
-    for requests of the API, which get JSON. `debugging`: None if no app can be debugged. `manage_publicly`: the
-    management of apps is on the public port too.
+    `grants` has the revoked ones; None: there are none. `host_names`: None if requests to the control port may name any
+    host. `rate`: None if triggers have no rate limit. `failures`: None if failed authentications have no limit.
+    `tracer`: None if triggers aren't logged. `clock` returns Unix time, for timestamps of signatures. `fault_page`
+    renders an error as a page of the dashboard; it returns None for requests of the API, which get JSON. `debugging`:
+    None if no app can be debugged. `manage_publicly`: the management of apps is on the public port too.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Front:
         routes: Routes,
         records: Credentials,
         *,
+        grants: RevokedGrants | None = None,
         host_names: HostNames | None = None,
         rate: RateLimit | None = None,
         failures: AuthFailures | None = None,
@@ -82,7 +84,8 @@ class Front:
     ) -> None:
         self._routes = routes
         self._apps = records.apps
-        self._authentication = Authentication(records, failures, self.now_s, path_prefix)
+        revoked = RevokedGrants(self.now_s) if grants is None else grants
+        self._authentication = Authentication(records, revoked, failures, self.now_s, path_prefix)
         self._host_names = host_names
         self._rate = rate
         self._tracer = tracer

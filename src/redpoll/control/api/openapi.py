@@ -156,7 +156,10 @@ _QUERY: Final = {
     ),
     "stream_cursor": ("cursor", "`Stream-Cursor` of the answer before."),
     "stream_only": ("only", "`data`: each message is its data alone, as JSON."),
-    "stream_token": ("token", "An app token, for clients that can't send header fields. It is never logged."),
+    "stream_token": (
+        "token",
+        "An app token or a grant (`KEY:JWT`), for clients that can't send header fields. It is never logged.",
+    ),
     "filter_by_prefix": ("filter_by_prefix", "Only channels whose names begin with this text."),
     "info": ("info", _COUNTS),
     "channels_limit": (

@@ -203,7 +203,7 @@ def routes_of(
                 cross_origin=True,
                 about=About(
                     "Read a channel with history: what is stored, and what comes, by the Durable Streams protocol 1.0 "
-                    "or as server-sent events.",
+                    "or as server-sent events. A grant that opens the channel is accepted as bearer token.",
                     Messages,
                     query=("stream_offset", "stream_live", "stream_cursor", "stream_only", "stream_token"),
                     faults=("bad_request", "invalid_channel", "no_history", "offset_gone", "too_many_connections"),

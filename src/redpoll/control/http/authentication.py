@@ -13,9 +13,12 @@ from redpoll.config.proxies import network_of
 from redpoll.control.http.ratelimit import WINDOW_S
 from redpoll.control.http.response import header_line
 from redpoll.control.http.router import Access, Route
+from redpoll.http.messages import STREAM
 from redpoll.protocol import auth
+from redpoll.protocol.access import is_grant, reading_grant
 from redpoll.protocol.credentials import (
     Records,
+    bearer_of,
     check_admitted,
     check_uncompressed,
     granted,
@@ -23,13 +26,15 @@ from redpoll.protocol.credentials import (
     has_token,
     manager,
 )
-from redpoll.protocol.errors import ApiError
+from redpoll.protocol.errors import ApiError, ClientError
+from redpoll.protocol.grants import AppGrants
 from redpoll.protocol.tokens import Token
 
 if TYPE_CHECKING:
     from redpoll.control.http.auth_failures import AuthFailures
     from redpoll.control.http.request import Request
     from redpoll.protocol.apps import App
+    from redpoll.protocol.grants import RevokedGrants
 
 __all__ = ["Authentication", "Credentials"]
 
@@ -46,15 +51,22 @@ class Authentication:
     """Authenticates requests whose route wants a credential. It reads `records` on each request, so changes take effect
     at once.
 
-    `failures`: None if failed authentications have no limit. `clock` returns Unix time, for timestamps of signatures.
-    `path_prefix`: the setting of this name. A reload may replace both.
+    `grants` has the revoked ones. `failures`: None if failed authentications have no limit. `clock` returns Unix time,
+    for timestamps of signatures. `path_prefix`: the setting of this name. A reload may replace the limit and the
+    prefix.
     """
 
     def __init__(
-        self, records: Credentials, failures: AuthFailures | None, clock: Callable[[], float], path_prefix: str
+        self,
+        records: Credentials,
+        grants: RevokedGrants,
+        failures: AuthFailures | None,
+        clock: Callable[[], float],
+        path_prefix: str,
     ) -> None:
         self.failures = failures
         self.path_prefix = path_prefix
+        self._grants = grants
         self._records = records
         # Not copies: Records changes these tables in place.
         self._apps = records.apps
@@ -125,6 +137,9 @@ class Authentication:
         if route.access is Access.MANAGE:
             self._authenticate_manager(request)
             return
+        if request.flags & STREAM and has_token(request.headers) and is_grant(bearer_of(request.headers)):
+            self._authenticate_reader(request)
+            return
         prefix = self._prefix_of(request.path)
         app_id = request.parameters[0] if route.access is Access.APP else None
         now_s = self._clock()
@@ -150,6 +165,21 @@ class Authentication:
         self._records.token_used(request.token, now_s)
         request.params, request.caller_known = auth.parse_query(request.query), True
         check_uncompressed(request.headers)
+
+    def _authenticate_reader(self, request: Request) -> None:
+        """A grant opens a channel to readers, as it does to subscribers, and nothing else."""
+        app_id, channel = request.parameters
+        app = self._apps.get(app_id)
+        # Apps that don't exist have no table: it would stay.
+        revoked = self._grants.of(app_id) if app is not None else AppGrants(self._clock)
+        try:
+            reading_grant(app, revoked, channel, bearer_of(request.headers))
+        except ClientError as error:
+            raise ApiError("unauthorized", error.message) from None
+        assert app is not None
+        request.params = auth.parse_query(request.query)
+        request.app, request.caller_known = app, True
+        check_admitted(app, request.headers)
 
     def _took(self, request: Request, signed: tuple[str, bool] | None) -> bool:
         """Sets the app of a request that is signed in the usual layout. False: protocol.auth decides, and says what is

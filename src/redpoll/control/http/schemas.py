@@ -66,14 +66,14 @@ class ChannelsResponse(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class UnsubscribedResponse(msgspec.Struct, gc=False):
-    """How many subscriptions ended, on all nodes. 0: there was none."""
+    """How many subscriptions and readers over HTTP ended, on all nodes. 0: there was none."""
 
     unsubscribed: int
 
 
 class RevokedResponse(msgspec.Struct, gc=False):
     """`revoked_at`: Unix seconds. Grants of the user with a later `iat` are accepted. `unsubscribed`: how many
-    subscriptions ended."""
+    subscriptions and readers over HTTP ended."""
 
     revoked_at: int
     unsubscribed: int

@@ -127,8 +127,11 @@ class WebhookManagement:
         """DELETE …/webhooks/{webhook_id}."""
         managed = self._managed
         app, endpoint = self._found(request)
-        await self._endpoints.delete(endpoint.id, by=managed.changing(request, app))
-        return managed.answer(request, None, app.id, 204)
+        await self._endpoints.mark_deleted(endpoint.id, by=managed.changing(request, app))
+        # Before anything is waited for: another writer may delete the app meanwhile.
+        answer = managed.answer(request, None, app.id, 204)
+        await self._endpoints.discard_waiting(endpoint.id)
+        return answer
 
     def _found(self, request: Request) -> tuple[App, Endpoint]:
         app = self._managed.app(request)

@@ -277,11 +277,15 @@ class Endpoints:
 
         Its row stays, without the secrets, until its last delivery is removed. Its dead letters can still be discarded.
         """
-        now_s = self._clock()
-        endpoint = await self._replace(endpoint_id, lambda endpoint: deleted(endpoint, now_s), "webhook delete", by)
+        endpoint = await self.mark_deleted(endpoint_id, by=by)
         # If the process is killed here, the tidying of webhooks.py discards them.
         await self.discard_waiting(endpoint_id)
         return endpoint
+
+    async def mark_deleted(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
+        """The first half of `delete`; `discard_waiting` is the second."""
+        now_s = self._clock()
+        return await self._replace(endpoint_id, lambda endpoint: deleted(endpoint, now_s), "webhook delete", by)
 
     async def _put(self, endpoint_id: str, values: dict[str, object], verb: str, by: Actor | None) -> Endpoint:
         return await self._replace(endpoint_id, lambda endpoint: msgspec.structs.replace(endpoint, **values), verb, by)

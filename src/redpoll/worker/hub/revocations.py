@@ -13,10 +13,10 @@ from redpoll import _engine
 from redpoll.loop.slices import walk
 from redpoll.protocol.access import REVOKED, users_of
 from redpoll.protocol.errors import Code
-from redpoll.protocol.grants import RevokedGrants, of_channel
+from redpoll.protocol.grants import Grant, RevokedGrants, of_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from redpoll.cluster.questions import RevokeGrants, Unsubscribe
     from redpoll.worker.hub.connection import Connection
@@ -30,11 +30,14 @@ _SIGN_IN_REVOKED: Final = f"{REVOKED}: connect and sign in again"
 
 
 class Revocations:
-    """`table` has the revoked grants of all apps."""
+    """`table` has the revoked grants of all apps. `end_readers` as Streams.end_granted."""
 
-    def __init__(self, hub: Hub, table: RevokedGrants) -> None:
+    def __init__(
+        self, hub: Hub, table: RevokedGrants, end_readers: Callable[[str, Callable[[str, Grant], bool]], Awaitable[int]]
+    ) -> None:
         self.table = table
         self._hub = hub
+        self._end_readers = end_readers
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def read(self, app_ids: set[str]) -> None:
@@ -50,7 +53,7 @@ class Revocations:
         return asyncio.shield(task)
 
     async def revoke(self, question: RevokeGrants) -> int:
-        """Returns how many subscriptions ended."""
+        """Returns how many subscriptions and readers ended."""
         self.table.put(question.app, question.subject, question.at_s)
         return await self._start(self._end_revoked(question.app))
 
@@ -72,10 +75,11 @@ class Revocations:
                 self._hub.perform(connection, session.remove(channel))
 
         await walk(self._hub.open_connections.each_of_app(app_id), look)
-        return ended
+        grants = self.table.of(app_id)
+        return ended + await self._end_readers(app_id, lambda channel, grant: grants.is_revoked(grant, channel))
 
     async def unsubscribe(self, question: Unsubscribe) -> tuple[int, list[str]]:
-        """Returns how many subscriptions ended, and which grants had opened them."""
+        """Returns how many subscriptions and readers ended, and which grants had opened the subscriptions."""
         if question.user:
             self._hub.users.removed.put(question.app, question.channel, question.user)
             # Without grants nothing bounds the table.
@@ -104,6 +108,8 @@ class Revocations:
 
         if user:
             await walk(self._hub.open_connections.each_of_app(question.app), look)
+            is_over: Callable[[str, Grant], bool] = lambda read, grant: read == channel and grant.user_id == user  # noqa: E731
+            ended += await self._end_readers(question.app, is_over)
         else:
             connection = self._hub.find_socket(question.app, question.socket)
             if connection is not None:

@@ -1,7 +1,7 @@
 """A request to read a channel, as it was received: which requests are one, and what control is asked about it.
 
-A token in the query, which EventSource needs because it can't send header fields, is moved into a header field here. So
-nothing that logs or shows a request's target ever has it.
+A token or grant in the query, which EventSource needs because it can't send header fields, is moved into a header field
+here. So nothing that logs or shows a request's target ever has it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from redpoll.http.messages import FIELDS
+from redpoll.http.messages import FIELDS, pack_fields, unpack_fields
 from redpoll.http.reader import ParsedRequest
-from redpoll.protocol.errors import ApiError
+from redpoll.protocol.access import REVOKED, is_grant, reading_grant
+from redpoll.protocol.apps import App
+from redpoll.protocol.credentials import bearer_of, has_token
+from redpoll.protocol.errors import ApiError, ClientError
+from redpoll.protocol.grants import AppGrants, Grant
 from redpoll.protocol.streams import Reading, parse_reading
 
 __all__ = ["READ_FIELDS", "Asked", "asked_of"]
@@ -55,6 +59,22 @@ class Asked(NamedTuple):
                 "bad_request", f"the query is not UTF-8, or has more than {_MAX_PARAMETERS} fields"
             ) from None
         return parse_reading(query, self.accept, self.last_event_id)
+
+    def grant_of(self, app: App, revoked: AppGrants, channel: str) -> Grant | None:
+        """The grant that lets it read, which control has checked; None if another credential does. Raises ApiError
+        `unauthorized` if the grant was revoked meanwhile, `unavailable` if this worker's record of the app is older
+        than control's."""
+        # As control reads them: of several the first.
+        headers = unpack_fields(pack_fields(self.request.fields))
+        bearer = bearer_of(headers) if has_token(headers) else ""
+        if not is_grant(bearer):
+            return None
+        try:
+            return reading_grant(app, revoked, channel, bearer)
+        except ClientError as error:
+            if error.message == REVOKED:
+                raise ApiError("unauthorized", REVOKED) from None
+            raise ApiError("unavailable", f"this server knows an older record of the app: {error.message}") from None
 
     def forwarding(self) -> Mapping[bytes, bytes]:
         """Its X-Forwarded-For header, as Addresses.enter reads it."""

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from redpoll import _frame
+from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import StoredMessage
 from redpoll.protocol.streams import Live, Reading, cursor_at, token_of
 
@@ -24,6 +25,7 @@ KEEP_ALIVE: Final = b":\n\n"
 _RETRY: Final = b"retry: 1000\n\n"
 # The event after which an EventSource is to be closed. Names that begin so can't be published.
 _ENDED_EVENT: Final = "pusher:end"
+_ERROR_EVENT: Final = "pusher:error"
 _LINE_BREAK: Final = re.compile(rb"\r\n|\r|\n")
 
 
@@ -67,6 +69,14 @@ class Form(NamedTuple):
         if batch.messages:
             data = b"event: data\ndata:%b\n\n" % as_json(batch.messages, self.data_only)
         return self._chunk(b"%bevent: control\ndata:%b\n\n" % (data, self._control(batch, now_s)))
+
+    def failure(self, error: ApiError) -> bytes:
+        """Why a stream ends before its time. Clients of the protocol know no such event; they ask again, and get it as
+        an answer. EventSource shows pages no answers, so it gets it here."""
+        if self.live is not Live.EVENT_SOURCE:
+            return b""
+        body = {"error": error.message, "code": error.code, "status": error.status}
+        return self._chunk(b"event: %b\ndata: %b\n\n" % (_ERROR_EVENT.encode(), _encode(body)))
 
     def keep_alive(self) -> bytes:
         return self._chunk(KEEP_ALIVE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from redpoll.cluster.history import History
     from redpoll.protocol.apps import App
+    from redpoll.protocol.grants import RevokedGrants
     from redpoll.protocol.streams import Live
     from redpoll.worker.hub.addresses import Addresses
     from redpoll.worker.hub.admission import Admission
@@ -47,11 +48,13 @@ class Owner(Protocol):
     history: History
     admission: Admission
     addresses: Addresses
+    grants: RevokedGrants
     named_by_proxy: bool
     requests: dict[Live, int]
     when_read: Callable[[Any, Callable[[], None]], None]
 
     def check_admits(self) -> None: ...
-    def entered(self, reader: Any, app_id: str) -> None: ...
+    def carries_grant(self, reader: Any) -> None: ...
+    def entered(self, reader: Any) -> None: ...
     def left(self, reader: Any) -> None: ...
     def tail_of(self, app_id: str, channel: str) -> Tail: ...

@@ -36,6 +36,7 @@ from redpoll.worker.streams.tail import Tail, messages_of
 
 if TYPE_CHECKING:
     from redpoll.protocol.apps import App, HistoryRule
+    from redpoll.protocol.grants import Grant
     from redpoll.protocol.handshake import Refusal
 
 __all__ = ["Reader", "ReaderState"]
@@ -61,7 +62,8 @@ class ReaderState(Enum):
 
 
 class Reader:
-    """A request of `peer` to read a channel. `form`: how its stream is written; None while it has none."""
+    """A request of `peer` to read a channel. `form`: how its stream is written; None while it has none. `grant` is what
+    lets it read; None: another credential does."""
 
     __slots__ = (
         "_app",
@@ -79,12 +81,14 @@ class Reader:
         "_streams",
         "_tail",
         "form",
+        "grant",
         "state",
     )
 
     def __init__(self, streams: Owner, peer: Peer, asked: Asked) -> None:
         self.state = ReaderState.ASKING
         self.form: Form | None = None
+        self.grant: Grant | None = None
         self._streams = streams
         self._peer = peer
         self._asked = asked
@@ -104,14 +108,21 @@ class Reader:
         self._slot = 0
 
     def __repr__(self) -> str:
-        channel = "a channel" if self._granted is None else self._granted.channel
-        return f"<Reader of {channel}: {self.state.value}, at {self._at}>"
+        return f"<Reader of {self.channel or 'a channel'}: {self.state.value}, at {self._at}>"
 
     @property
     def stream(self) -> Sink:
         """The connection's bytes."""
         sink: Sink = self._peer.stream
         return sink
+
+    @property
+    def app_id(self) -> str:
+        return "" if self._granted is None else self._granted.app_id
+
+    @property
+    def channel(self) -> str:
+        return "" if self._granted is None else self._granted.channel
 
     @property
     def live(self) -> Live:
@@ -129,6 +140,9 @@ class Reader:
             self._granted = Granted.of_response(response)
             self._reading = self._asked.reading()
             self._app, _ = self._readable()
+            self.grant = self._asked.grant_of(self._app, self._streams.grants.of(self.app_id), self.channel)
+            if self.grant is not None:
+                self._streams.carries_grant(self)
             self._streams.requests[self.live] += 1
             if self._asked.is_head or self.live is Live.NO:
                 self._read_first()
@@ -143,11 +157,12 @@ class Reader:
 
     def _readable(self) -> tuple[App, HistoryRule]:
         """The app and the rule that stores the channel, as this worker knows them. Raises ApiError."""
-        assert self._granted is not None
-        app = self._streams.apps.get(self._granted.app_id)
+        app = self._streams.apps.get(self.app_id)
         if app is None:
             raise ApiError("unavailable", "this server doesn't know the app yet; send the request again")
-        rule = app.history_rule(self._granted.channel)
+        rule = app.history_rule(self.channel)
+        if not app.enabled:
+            raise ApiError("app_disabled", "this app is disabled")
         if rule is None:
             raise ApiError("no_history", "the channel has no history; add a rule with redpoll history rule add")
         return app, rule
@@ -176,9 +191,14 @@ class Reader:
         if self.state is ReaderState.OVER:
             self._finish()
             return
-        assert self._granted is not None
-        self._streams.entered(self, self._granted.app_id)
-        self._tail = self._streams.tail_of(self._granted.app_id, self._granted.channel)
+        try:
+            # The app may have changed meanwhile.
+            self._readable()
+        except ApiError as error:
+            self._refuse(error)
+            return
+        self._streams.entered(self)
+        self._tail = self._streams.tail_of(self.app_id, self.channel)
         self._tail.readers[self] = None
         if not self._read_from_memory():
             self._read_first()
@@ -196,9 +216,8 @@ class Reader:
 
     def _read(self, since: int) -> None:
         self.state = ReaderState.READING
-        assert self._granted is not None
         done = partial(self._page_read, since)
-        self._streams.history.page(self._granted.app_id, self._granted.channel, since, MAX_PAGE_ROWS, done)
+        self._streams.history.page(self.app_id, self.channel, since, MAX_PAGE_ROWS, done)
 
     def read_on(self) -> None:
         """The tail can be joined now, or soon: read what came meanwhile."""
@@ -261,11 +280,10 @@ class Reader:
     def _begin_history(self) -> None:
         """Nothing was ever published: a history begins, so that there is a position. Raises ApiError."""
         assert self._reading is not None
-        assert self._granted is not None
         if self._epoch or self._reading.start.epoch is not None:
             raise ApiError("offset_gone", _GONE)
         app, rule = self._readable()
-        self._streams.history.begin(app, self._granted.channel, rule, self._begun)
+        self._streams.history.begin(app, self.channel, rule, self._begun)
 
     def _begun(self, outcome: Any) -> None:
         if self.state is not ReaderState.READING:
@@ -281,11 +299,7 @@ class Reader:
 
     def _failed(self, error: object) -> None:
         """Redis is away, or answers with an error."""
-        if self.form is not None:
-            # The client reconnects, and reads on where it was.
-            self.close()
-        else:
-            self._refuse(ApiError("unavailable", f"Redis doesn't answer: {error}"))
+        self._refuse(ApiError("unavailable", f"Redis doesn't answer: {error}"))
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -363,7 +377,9 @@ class Reader:
 
     def late(self) -> None:
         """Its time is over (Streams.entered)."""
-        if self.form is not None or self.state is not ReaderState.AT_TAIL:
+        if self.grant is not None and self.grant.time_fault(self._streams.grants.clock()) is not None:
+            self.end(ApiError("unauthorized", "the grant has expired"))
+        elif self.form is not None or self.state is not ReaderState.AT_TAIL:
             self.close()
         elif self._tail is not None and self._tail.after(self._epoch, self._at) == []:
             self._answer(Batch(self._epoch, [], self._at, True))
@@ -372,21 +388,15 @@ class Reader:
 
     def close(self) -> None:
         """End now: the client continues where it is, perhaps at another server."""
-        if self.state is ReaderState.OVER:
-            return
-        if self.form is None:
-            self._refuse(ApiError("unavailable", "the server is draining, or Redis doesn't answer; ask again"))
-            return
-        form = self.form
-        self._finish()
-        self._peer.finish(form.closing())
+        self._refuse(ApiError("unavailable", "the server is draining, or Redis doesn't answer; ask again"))
+
+    def end(self, error: ApiError) -> None:
+        """End now: the client may not read on."""
+        self._refuse(error, b"" if self.form is None else self.form.failure(error))
 
     def dismiss(self) -> None:
         """The channel's history was cleared or lost, or the channel has ended, which the client knows."""
-        if self.form is None and self.state is not ReaderState.OVER:
-            self._refuse(ApiError("offset_gone", _GONE))
-        else:
-            self.close()
+        self._refuse(ApiError("offset_gone", _GONE))
 
     # Its connection closes when its client sends no more (held_requests.Waiting): a client that reads leaves so.
     ends_with_client = True
@@ -395,12 +405,16 @@ class Reader:
         """The client is gone."""
         self._finish()
 
-    def _refuse(self, error: ApiError) -> None:
-        if self.form is not None:
-            # Its head is sent: the client learns it when it asks again.
-            self.close()
-        else:
+    def _refuse(self, error: ApiError, last: bytes = b"") -> None:
+        """The answer, or, once a stream has begun, its end after `last`: the client learns the error when it asks
+        again."""
+        if self.state is ReaderState.OVER:
+            return
+        if self.form is None:
             self._respond(error_answer(error, self._granted))
+        else:
+            self._finish()
+            self._peer.finish(last + self.form.closing())
 
     def _respond(self, response: bytes) -> None:
         self._finish()
@@ -421,7 +435,6 @@ class Reader:
         self._streams.addresses.leave(self._slot)
         self._slot = 0
         if self._counted:
-            assert self._granted is not None
             self._counted = False
-            self._streams.admission.give_back(self._granted.app_id)
+            self._streams.admission.give_back(self.app_id)
         self._streams.left(self)

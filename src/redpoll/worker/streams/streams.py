@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from redpoll.loop.slices import Slices
+from redpoll.loop.slices import Slices, walk
+from redpoll.protocol.access import REVOKED
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.grants import LEEWAY_S, Grant
 from redpoll.protocol.streams import Live
 from redpoll.worker.streams.reader import Reader
 from redpoll.worker.streams.tail import Follower, Tail
@@ -28,6 +31,8 @@ STREAM_S: Final = 60.0
 _SPREAD: Final = 0.15
 # A long poll without a message is answered after this time.
 POLL_S: Final = 15.0
+# A stream ends after its grant, never before.
+_GRANT_MARGIN_S: Final = 0.5
 # A tail without readers stays for those who come again.
 _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
@@ -56,6 +61,7 @@ class Streams:
         self.admission = hub.admission
         self.addresses = addresses
         self.named_by_proxy = named_by_proxy
+        self.grants = hub.revoked_grants
         self.history = hub.registry.history
         # Requests that control allowed, by how they read, since the start.
         self.requests: dict[Live, int] = dict.fromkeys(Live, 0)
@@ -65,9 +71,10 @@ class Streams:
         self._life = life
         self._ready = ready
         self._tails: dict[tuple[str, str], Tail] = {}
-        self._readers: dict[Reader, str] = {}
-        self._by_app: Counter[str] = Counter()
-        self._ending: deque[Follower] = deque()
+        # Those that read live, and those that carry a grant, by app.
+        self._live: dict[str, dict[Reader, None]] = {}
+        self._granted: dict[str, dict[Reader, None]] = {}
+        self._ending: deque[Callable[[], None]] = deque()
         self._slices = Slices(self._end_one)
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
@@ -82,19 +89,19 @@ class Streams:
 
     def __len__(self) -> int:
         """How many clients read live."""
-        return len(self._readers)
+        return sum(map(len, self._live.values()))
 
     @property
     def by_app(self) -> Mapping[str, int]:
         """The clients that read live, by app id."""
-        return self._by_app
+        return {app_id: len(readers) for app_id, readers in self._live.items()}
 
     def count(self, app_id: str, channel: str = "") -> int:
         """The clients that read live, of an app ("" for all) or of one of its channels."""
         if channel:
             tail = self._tails.get((app_id, channel))
             return 0 if tail is None else len(tail.readers)
-        return self._by_app.get(app_id, 0) if app_id else len(self._readers)
+        return len(self._live.get(app_id, ())) if app_id else len(self)
 
     @property
     def tails(self) -> int:
@@ -108,20 +115,27 @@ class Streams:
         if not self._life.admits or not self._ready():
             raise ApiError("unavailable", "this server isn't ready, or is draining; send the request again")
 
-    def entered(self, reader: Reader, app_id: str) -> None:
+    def carries_grant(self, reader: Reader) -> None:
+        """The reader ends when its grant does."""
+        self._granted.setdefault(reader.app_id, {})[reader] = None
+
+    def entered(self, reader: Reader) -> None:
         """A client reads live from now on: its time begins."""
-        self._readers[reader] = app_id
-        self._by_app[app_id] += 1
-        stream_s = STREAM_S * random.uniform(1 - _SPREAD, 1)
-        self.wait(reader.stream, stream_s if reader.live.is_stream else POLL_S)
+        self._live.setdefault(reader.app_id, {})[reader] = None
+        seconds = STREAM_S * random.uniform(1 - _SPREAD, 1) if reader.live.is_stream else POLL_S
+        if reader.grant is not None:
+            left_s = reader.grant.expires_at + LEEWAY_S - self.grants.clock()
+            seconds = min(seconds, max(0, left_s) + _GRANT_MARGIN_S)
+        self.wait(reader.stream, seconds)
 
     def left(self, reader: Reader) -> None:
         """The reader is over. Idempotent."""
-        app_id = self._readers.pop(reader, None)
-        if app_id is not None:
-            self._by_app[app_id] -= 1
-            if not self._by_app[app_id]:
-                del self._by_app[app_id]
+        for table in (self._live, self._granted):
+            readers = table.get(reader.app_id)
+            if readers is not None:
+                readers.pop(reader, None)
+                if not readers:
+                    del table[reader.app_id]
 
     def tail_of(self, app_id: str, channel: str) -> Tail:
         """The tail of a channel, which hears its topic from now on."""
@@ -136,20 +150,44 @@ class Streams:
 
     # -- ends ----------------------------------------------------------------------------------------------
 
+    def end_app(self, app_id: str, error: ApiError) -> None:
+        """The app's clients read no longer: it was deleted, or disabled."""
+        for reader in self._live.get(app_id, ()):
+            self._ending.append(partial(reader.end, error))
+        self._slices.start()
+
+    async def end_granted(self, app_id: str, is_over: Callable[[str, Grant], bool]) -> int:
+        """End the readers for whose channel and grant `is_over` is true. Returns how many."""
+        ended = 0
+
+        def look(reader: Reader) -> None:
+            nonlocal ended
+            is_open = reader in self._granted.get(app_id, ())
+            if is_open and reader.grant is not None and is_over(reader.channel, reader.grant):
+                ended += 1
+                reader.end(ApiError("unauthorized", REVOKED))
+
+        await walk(list(self._granted.get(app_id, ())), look)
+        return ended
+
     def _dismiss(self, reader: Follower) -> None:
-        self._ending.append(reader)
+        self._ending.append(reader.dismiss)
         self._slices.start()
 
     def _end_one(self) -> bool:
         if self._ending:
-            self._ending.popleft().dismiss()
+            self._ending.popleft()()
         return bool(self._ending)
+
+    def _each_live(self) -> Iterator[Reader]:
+        for readers in self._live.values():
+            yield from readers
 
     async def drain(self, within_s: float) -> None:
         """End all streams and long polls, evenly over this time: their clients read on elsewhere."""
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
-        readers = deque(self._readers)
+        readers = deque(self._each_live())
         while readers:
             left_s = until - loop.time()
             for _ in range(max(1, round(len(readers) * _DRAIN_STEP_S / left_s)) if left_s > 0 else len(readers)):
