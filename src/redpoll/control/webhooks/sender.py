@@ -16,13 +16,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
-from yarl import URL
 
 from redpoll.control.webhooks import pin as pins
 from redpoll.control.webhooks.guard import Guard, Lookup, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Attempt, NotShown, Outcome, Progress, Stage, of_error, of_status
 
 if TYPE_CHECKING:
+    from yarl import URL
+
     from redpoll.control.webhooks.client import Client
 
 __all__ = ["MAX_URL_CHARS", "PinUnavailable", "Sender", "Target"]
@@ -196,6 +197,9 @@ class Sender:
 @lru_cache(maxsize=4096)
 def _parse(url: str) -> URL:
     """Keeps an ASCII URL exactly as it was given, because some receivers sign theirs. Raises ValueError."""
+    # With the first webhook: most servers have none.
+    from yarl import URL
+
     return URL(url, encoded=url.isascii())
 
 
