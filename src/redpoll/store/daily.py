@@ -7,10 +7,9 @@ minute.
 from collections.abc import Mapping
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.schema import daily
+from redpoll.store.schema import daily, insert_of
 
 __all__ = ["put", "read", "remove_before"]
 
@@ -25,7 +24,7 @@ async def put(connection: AsyncConnection, day: str, used: Mapping[str, int]) ->
     """Writes counters of `day`. A smaller count than the stored one is ignored, because Redis has lost its counter."""
     if not used:
         return
-    row = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(daily)
+    row = insert_of(connection.dialect.name)(daily)
     statement = row.on_conflict_do_update(
         index_elements=[daily.c.app_id, daily.c.day],
         set_={"used": sa.case((row.excluded.used > daily.c.used, row.excluded.used), else_=daily.c.used)},

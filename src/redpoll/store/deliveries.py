@@ -9,14 +9,14 @@ If the operator retries it, it waits again, and `cycle_from` counts the attempts
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.dropped import counts
-from redpoll.store.schema import attempts, deliveries, webhooks
+from redpoll.store.schema import attempts, deliveries, insert_of, webhooks
 
 __all__ = [
     "BATCH",
@@ -251,19 +251,13 @@ _PUT_RESULT: Final = (
 )
 
 
-# The delivery may have been discarded and removed during the attempt, if this process was suspended.
-_PUT_ATTEMPT: Final = {
-    dialect: insert(attempts)
-    .from_select(
-        ["delivery", *AttemptRow._fields],
-        sa.select(
-            deliveries.c.number,
-            *(sa.bindparam(name, type_=attempts.c[name].type) for name in AttemptRow._fields),
-        ).where(deliveries.c.number == sa.bindparam("which")),
-    )
-    .on_conflict_do_nothing()
-    for dialect, insert in (("sqlite", sqlite.insert), ("postgresql", postgresql.insert))
-}
+@cache
+def _put_attempt(dialect: str) -> sa.Insert:
+    """The delivery may have been discarded and removed during the attempt, if this process was suspended."""
+    values = (sa.bindparam(name, type_=attempts.c[name].type) for name in AttemptRow._fields)
+    still_there = sa.select(deliveries.c.number, *values).where(deliveries.c.number == sa.bindparam("which"))
+    statement = insert_of(dialect)(attempts).from_select(["delivery", *AttemptRow._fields], still_there)
+    return statement.on_conflict_do_nothing()
 
 
 async def put_results(connection: AsyncConnection, results: Sequence[Result]) -> None:
@@ -275,7 +269,7 @@ async def put_results(connection: AsyncConnection, results: Sequence[Result]) ->
     ]
     await connection.execute(_PUT_RESULT, changed)
     rows = [{"which": result.number, **result.attempt._asdict()} for result in results]
-    await connection.execute(_PUT_ATTEMPT[connection.dialect.name], rows)
+    await connection.execute(_put_attempt(connection.dialect.name), rows)
 
 
 # -- used by the dashboard and by commands that show

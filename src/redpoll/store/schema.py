@@ -2,7 +2,8 @@
 name ends in `_ms`."""
 
 import secrets
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -26,6 +27,9 @@ from sqlalchemy import (
 
 from redpoll import __version__
 
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
 __all__ = [
     "COMPATIBLE",
     "NEWEST",
@@ -36,6 +40,7 @@ __all__ = [
     "create",
     "daily",
     "deliveries",
+    "insert_of",
     "keys",
     "meta",
     "metadata",
@@ -295,3 +300,15 @@ def create(connection: Connection) -> None:
 def state_facts(*, keyed: bool) -> dict[str, str]:
     """The rows of `meta` that a migration by this redpoll leaves. `keyed`: the store has a shard key."""
     return {"compatible": max(COMPATIBLE, _KEYED) if keyed else COMPATIBLE, "migrated_by": __version__}
+
+
+def insert_of(dialect: str) -> "Callable[[Table], sqlite.Insert | postgresql.Insert]":
+    """The `insert` of a dialect ("sqlite" or "postgresql"), which has ON CONFLICT."""
+    # Each where it is used: PostgreSQL's types take a thirtieth of a start with SQLite.
+    if dialect == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert

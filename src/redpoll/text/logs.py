@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from redpoll.config.config import Settings
+from redpoll.config.settings import Settings
 from redpoll.text import json_text
 
 __all__ = ["configure"]

@@ -36,3 +36,23 @@ async def test_only_the_right_password_matches():
     assert not await passwords.matches("correct house", known)
     assert not await passwords.matches("correct horse", None)
     assert not await passwords.matches("correct horse", "no hash at all")
+
+
+async def test_one_time_passwords_have_a_fast_hash_and_checking_one_takes_as_long_as_any_other():
+    checked = []
+
+    class Counting(PasswordHasher):
+        def verify(self, hashed, password):
+            checked.append(hashed)
+            return super().verify(hashed, password)
+
+    passwords = Passwords(Counting(time_cost=2, memory_cost=16, parallelism=1))
+    password = one_time_password()
+    own, once = await passwords.hash("correct horse"), passwords.hash_one_time(password)
+    assert await passwords.matches(password, once)
+    assert not await passwords.matches("correct horse", once)
+    # Whichever user is named, and whether or not there is one, one slow hash is checked.
+    for hashed in (own, once, None, ""):
+        checked.clear()
+        await passwords.matches("wrong password", hashed)
+        assert ["t=2" in one for one in checked].count(True) == 1, hashed

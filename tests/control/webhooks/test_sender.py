@@ -14,6 +14,7 @@ import pytest
 from certs import authority, issued, self_signed
 from ports import reserved_ports
 from receiver import OK, Receiver, hang, reset, status
+from redpoll.control.webhooks.client import Client
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
 
@@ -368,7 +369,7 @@ async def test_internal_error_becomes_an_outcome(sender, monkeypatch):
     async def broken(*_arguments):
         raise LookupError("a bug")
 
-    monkeypatch.setattr(sender, "_post", broken)
+    monkeypatch.setattr(Client, "post", broken)
     attempt = await send(sender, "http://127.0.0.1:1/")
     assert (attempt.ok, attempt.outcome) == (False, Outcome.INTERNAL)
 

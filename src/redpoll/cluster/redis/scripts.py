@@ -6,7 +6,7 @@ lists them.
 
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Final
 
 __all__ = [
@@ -54,6 +54,9 @@ UNKEPT: Final = b"UNKEPT"
 REFUSED: Final = b"REFUSED"
 """The reply of `lead` to a node whose record store isn't that of the others."""
 
+# Not importlib.resources, whose import takes longer than reading all scripts.
+_FOLDER: Final = Path(__file__).parents[1] / "lua"
+
 
 class Script:
     """One script. Calls name it by `sha` (EVALSHA); a link loads every source on each new connection."""
@@ -62,7 +65,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.source = resources.files("redpoll.cluster").joinpath(f"lua/{name}.lua").read_bytes()
+        self.source = (_FOLDER / f"{name}.lua").read_bytes()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
     def command(self, keys: Sequence[bytes], args: Sequence[bytes | str | int]) -> tuple[bytes | str | int, ...]:

@@ -116,7 +116,9 @@ class Accounts:
     async def _add(self, name: str, role: str, password: str, *, must_change: bool, by: Actor | None = None) -> None:
         user = User(
             name=name,
-            password_hash=await self._passwords.hash(password),
+            password_hash=(
+                self._passwords.hash_one_time(password) if must_change else await self._passwords.hash(password)
+            ),
             role=role,
             must_change=must_change,
             created_at=self._clock(),
@@ -134,7 +136,7 @@ class Accounts:
         is stored. Raises AccountError."""
         _check_local(await self.user(name), "has no password here")
         password = one_time_password()
-        hashed = await self._passwords.hash(password)
+        hashed = self._passwords.hash_one_time(password)
         async with self.store.change() as connection:
             await rows.set_password(connection, name, hashed, must_change=True)
             await rows.end_matching_sessions(connection, user_name=name)

@@ -1,7 +1,8 @@
 """Password rules and hashing for dashboard users.
 
 An argon2 hash takes 64 MiB and a quarter of a second of CPU on purpose, so it runs in a thread. At most two run at a
-time, so that many logins can't take more than that from the control plane.
+time, so that many logins can't take more than that from the control plane. This slows guessing of passwords that people
+choose. One-time passwords are random and get a fast hash, because a server makes one at its first start.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ MAX_CHARS: Final = 200
 _MAX_PARALLEL: Final = 2
 # Without characters that look alike. 20 of these characters have about 98 bits.
 _CHARACTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
+# Of 2^98 passwords, none is found by trying, however fast the hash is.
+_FAST: Final = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+_FAST_PREFIX: Final = "$argon2id$v=19$m=8,t=1,p=1$"
 
 
 def one_time_password() -> str:
@@ -48,14 +52,21 @@ class Passwords:
         async with self._slots:
             return await asyncio.to_thread(self._hasher.hash, password)
 
+    @staticmethod
+    def hash_one_time(password: str) -> str:
+        """The hash of a password that `one_time_password` made."""
+        return _FAST.hash(password)
+
     async def matches(self, password: str, hashed: str | None) -> bool:
-        """Whether `hashed` is the hash of this password. None, for a user that doesn't exist, returns False after the
-        same time, so that response times don't reveal which names exist."""
-        if hashed is None:
-            self._dummy_hash = self._dummy_hash or await self.hash(one_time_password())
+        """Whether `hashed` is the hash of this password. Takes the same time for a one-time password, and for None,
+        which is a user that doesn't exist, so that response times don't reveal which names exist."""
+        hashed = hashed or ""
+        slow = hashed
+        if not hashed or hashed.startswith(_FAST_PREFIX):
+            slow = self._dummy_hash = self._dummy_hash or await self.hash(one_time_password())
         async with self._slots:
-            is_right = await asyncio.to_thread(self._check, hashed or self._dummy_hash, password)
-        return is_right and hashed is not None
+            is_right = await asyncio.to_thread(self._check, slow, password)
+        return is_right if slow is hashed else self._check(hashed, password)
 
     def _check(self, hashed: str, password: str) -> bool:
         try:

@@ -11,7 +11,6 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 from redpoll.config.settings import Settings
 from redpoll.control.accounts.accounts import Accounts
-from redpoll.control.accounts.sign_on import SignOn
 from redpoll.control.api.api import Api
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.occupancy import Occupancy
@@ -105,7 +104,12 @@ class Dashboard:
             expired=lambda request, typed: self._login.expired(request, typed),
             offered=lambda visit, path, typed: self._login.offer_again(visit, path, typed),
         )
-        sign_on = SignOn(settings) if settings.oidc_issuer else None
+        sign_on = None
+        if settings.oidc_issuer:
+            # Here, because its HTTP client takes a seventh of a start, and most servers have local users.
+            from redpoll.control.accounts.sign_on import SignOn
+
+            sign_on = SignOn(settings)
         self._login = Login(access, accounts, dependencies.data_dir, sign_on=sign_on)
         self.sampler = Sampler(
             dependencies.read_workers,

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode
 
 from redpoll.control.accounts.accounts import FIRST_USER, AccountError, Accounts
 from redpoll.control.accounts.login_throttle import LoginThrottle
-from redpoll.control.accounts.sign_on import SignOn
 from redpoll.control.dashboard.access import (
     HOME,
     LOGIN,
@@ -26,11 +25,14 @@ from redpoll.control.dashboard.access import (
     set_cookie,
 )
 from redpoll.control.dashboard.forms import Form, read_form, read_pairs
-from redpoll.control.dashboard.sign_on import SignOnPages
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Route
 from redpoll.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from redpoll.control.accounts.sign_on import SignOn
+    from redpoll.control.dashboard.sign_on import SignOnPages
 
 __all__ = ["FIRST_LOGIN", "Login"]
 
@@ -56,7 +58,12 @@ class Login:
         self._accounts = accounts
         self._data_dir = data_dir
         self._throttle = throttle or LoginThrottle()
-        self._sign_on = None if sign_on is None else SignOnPages(access, accounts, sign_on, self._throttle)
+        self._sign_on: SignOnPages | None = None
+        if sign_on is not None:
+            # Here, because most servers don't have it (dashboard.py).
+            from redpoll.control.dashboard.sign_on import SignOnPages
+
+            self._sign_on = SignOnPages(access, accounts, sign_on, self._throttle)
 
     def routes(self) -> list[Route]:
         access = self._access

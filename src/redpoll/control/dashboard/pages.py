@@ -11,10 +11,9 @@ import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import jinja2
 from markupsafe import Markup
 
 from redpoll import __version__
@@ -22,6 +21,9 @@ from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.observe.debugging import is_debugged
 from redpoll.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    import jinja2
 
 __all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "path_to"]
 
@@ -131,6 +133,9 @@ class StaticFiles:
 @functools.cache
 def _environment() -> jinja2.Environment:
     """One for the process, because it keeps the compiled templates."""
+    # With the first page: most starts show none.
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("redpoll.control.dashboard", "templates"),
         autoescape=True,

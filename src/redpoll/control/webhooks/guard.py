@@ -2,9 +2,9 @@
 
 App owners choose webhook URLs, and a URL could name this machine, its neighbours or a cloud's metadata service. This
 machine's own public addresses are refused too: packets to them don't pass the firewall in front of the machine. The
-guard checks addresses at two points. The resolver refuses a name if any of its addresses isn't public. The socket
-factory checks each address again just before the connection, in whatever form the URL gave it. The connection goes to
-the address that was checked, so a name that resolves differently a moment later (DNS rebinding) gains nothing.
+guard checks addresses at two points. The resolver (client.py) refuses a name if any of its addresses isn't public. The
+socket factory checks each address again just before the connection, in whatever form the URL gave it. The connection
+goes to the address that was checked, so a name that resolves differently a moment later (DNS rebinding) gains nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-
 __all__ = ["AddressRefused", "Guard", "Lookup", "is_own", "literal_address", "look_up"]
 
 # Returns the addresses of a host name, as text. Raises OSError if there are none.
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
-# A lookup occupies a thread until the system's resolver gives up: half a minute if the name servers don't answer.
-_MAX_LOOKUPS: Final = 64
 # The socket's receive buffer. The kernel doubles it.
 _RECEIVED_BYTES: Final = 8_192
 
@@ -151,55 +147,6 @@ class Guard:
         # Answers are short. A receiver that floods us with headers makes us parse this much at a time, not 256 KiB.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
         return opened
-
-    def resolver(self, look_up: Lookup) -> AbstractResolver:
-        """aiohttp's resolver. It is only used for names, not for URLs that contain an address."""
-        return _Resolver(self, look_up)
-
-
-class _Resolver(AbstractResolver):
-    def __init__(self, guard: Guard, look_up: Lookup) -> None:
-        self._guard = guard
-        self._look_up = look_up
-        self._free = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._running: dict[str, asyncio.Task[Sequence[str]]] = {}
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Requests for the same name share one lookup, which continues if one of them times out. Answers are not
-        cached; connections are, and each goes to an address that was checked."""
-        lookup = self._running.get(host)
-        if lookup is None:
-            lookup = self._running[host] = asyncio.create_task(self._limited(host), name=f"lookup {host}")
-            lookup.add_done_callback(lambda task: self._done(host, task))
-        addresses = await asyncio.shield(lookup)
-        self._guard.check(host, addresses)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for address in addresses
-        ]
-
-    async def _limited(self, host: str) -> Sequence[str]:
-        async with self._free:
-            return await self._look_up(host)
-
-    def _done(self, host: str, task: asyncio.Task[Sequence[str]]) -> None:
-        del self._running[host]
-        if not task.cancelled():
-            # Marks the exception as seen: all requests for this name may have timed out.
-            task.exception()
-
-    async def close(self) -> None:
-        for task in self._running.values():
-            task.cancel()
 
 
 async def look_up(host: str) -> list[str]:

@@ -10,15 +10,15 @@ import socket
 import ssl
 from enum import Enum, StrEnum
 from http import HTTPStatus
-from typing import Final, NamedTuple
-
-from aiohttp import ClientConnectorError, ClientError, ClientPayloadError, ClientResponseError, ServerDisconnectedError
-from yarl import URL
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redpoll.control.webhooks.guard import AddressRefused
 from redpoll.control.webhooks.pin import CertificateChanged
 
-__all__ = ["Attempt", "Outcome", "Stage", "of_error", "of_status"]
+if TYPE_CHECKING:
+    from yarl import URL
+
+__all__ = ["Attempt", "NotShown", "Outcome", "Progress", "Stage", "of_error", "of_status"]
 
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
@@ -77,6 +77,24 @@ class Stage(Enum):
         return f"no connection to {_host_port(url)} within {within_s:g} s"
 
 
+class NotShown(Exception):
+    """The receiver showed no certificate. `outcome` and the text say why, as of_error does."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+class Progress:
+    """The stage that a request has reached, set by the client. `reused`: it uses a pooled connection."""
+
+    __slots__ = ("reused", "stage")
+
+    def __init__(self) -> None:
+        self.stage = Stage.START
+        self.reused = False
+
+
 def of_status(status: int, cut: bool) -> tuple[Outcome, str]:
     """The outcome and sentence for an answer. `cut`: only the beginning of its body was read."""
     phrase = f"{status} {_PHRASES.get(status, '')}".rstrip()
@@ -89,6 +107,15 @@ def of_status(status: int, cut: bool) -> tuple[Outcome, str]:
 
 def of_error(error: Exception, url: URL) -> tuple[Outcome, str]:
     """The outcome and sentence for a request without an answer, from the exception of aiohttp or the socket."""
+    # Here, because metrics and the schedule need this module without ever sending (client.py).
+    from aiohttp import (
+        ClientConnectorError,
+        ClientError,
+        ClientPayloadError,
+        ClientResponseError,
+        ServerDisconnectedError,
+    )
+
     cause = error.__cause__ if isinstance(error, ClientConnectorError) else error
     if isinstance(cause, AddressRefused):
         return Outcome.REFUSED, str(cause)

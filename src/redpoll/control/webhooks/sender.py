@@ -13,44 +13,24 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
-from aiohttp import (
-    ClientError,
-    ClientOSError,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    DummyCookieJar,
-    ServerDisconnectedError,
-    TCPConnector,
-    TraceConfig,
-)
-from yarl import URL
 
-from redpoll import __version__
 from redpoll.control.webhooks import pin as pins
 from redpoll.control.webhooks.guard import Guard, Lookup, literal_address, look_up
-from redpoll.control.webhooks.outcomes import Attempt, Outcome, Stage, of_error, of_status
+from redpoll.control.webhooks.outcomes import Attempt, NotShown, Outcome, Progress, Stage, of_error, of_status
+
+if TYPE_CHECKING:
+    from yarl import URL
+
+    from redpoll.control.webhooks.client import Client
 
 __all__ = ["MAX_URL_CHARS", "PinUnavailable", "Sender", "Target"]
 
 MAX_URL_CHARS: Final = 2048
 # The time limit of an attempt, from the lookup of the name to the answer.
 _TIMEOUT_S: Final = 10.0
-# The status decides the outcome. The body is only shown to the operator, so it gets little time.
-_BODY_WITHIN_S: Final = 1.0
-_KEPT_BYTES: Final = 1024
-# A body up to this size is read to its end, so that the connection can be reused. After a longer one it is closed.
-_READ_BYTES: Final = 65_536
-# Less than the 5 s after which Node's server and others close idle connections.
-_IDLE_S: Final = 4.0
-_MAX_HEAD_BYTES: Final = 8_192
-_MAX_HEADERS: Final = 100
-# Tries per attempt: a receiver may close a pooled connection at the moment it is used.
-_TRIES: Final = 3
 _MAX_PINS: Final = 1024
 # For reading a certificate that was not accepted.
 _LOOK_WITHIN_S: Final = 2.0
@@ -70,16 +50,6 @@ class Target(NamedTuple):
 
 class PinUnavailable(Exception):
     """No certificate could be captured; the text says why."""
-
-
-class _Progress:
-    """The stage that a request has reached, set by aiohttp's tracing. `reused`: it uses a pooled connection."""
-
-    __slots__ = ("reused", "stage")
-
-    def __init__(self) -> None:
-        self.stage = Stage.START
-        self.reused = False
 
 
 class Sender:
@@ -102,37 +72,28 @@ class Sender:
         self._allow_http = allow_http
         self._timeout_s = timeout_s
         self._guard = Guard(allow_addresses)
-        self._trusted = pins.trusted_context(ca_file)
-        self._unchecked = pins.unchecked_context()
-        self._pinned = lru_cache(maxsize=_MAX_PINS)(lambda pin: pins.PinnedContext(self._trusted, pin))
-        connector = TCPConnector(
-            resolver=self._guard.resolver(resolve),
-            socket_factory=self._guard.open_socket,
-            use_dns_cache=False,
-            # The schedule limits connections per endpoint. With a common limit, slow receivers would block the others.
-            limit=0,
-            keepalive_timeout=_IDLE_S,
-        )
-        self._session = ClientSession(
-            connector=connector,
-            cookie_jar=DummyCookieJar(),
-            # Our own timeout covers everything, lookups and bodies included.
-            timeout=ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-            # Use no proxy and no passwords from the environment.
-            trust_env=False,
-            # Keep answers as they are: decompressing a small one could fill the memory.
-            auto_decompress=False,
-            headers={"User-Agent": f"redpoll/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"},
-            max_line_size=_MAX_HEAD_BYTES,
-            max_field_size=_MAX_HEAD_BYTES,
-            max_headers=_MAX_HEADERS,
-            read_bufsize=_READ_BYTES // 4,
-            trace_configs=[_tracing()],
-        )
+        self._resolve = resolve
+        # A bad file shows now. The system's CAs are read with the first attempt, because that takes 30 ms.
+        self._trusted = pins.trusted_context(ca_file) if ca_file else None
+        self._pinned = lru_cache(maxsize=_MAX_PINS)(pins.PinnedContext)
+        self._client: Client | None = None
+        self._opening = asyncio.Lock()
+
+    async def _open(self) -> tuple[Client, ssl.SSLContext]:
+        """The client and the context without a pin, made with the first attempt. What they need is imported and read in
+        a thread, so that publishes don't wait for it."""
+        async with self._opening:
+            if self._trusted is None:
+                self._trusted = await asyncio.to_thread(pins.trusted_context)
+            if self._client is None:
+                client_class = await asyncio.to_thread(_import_client)
+                self._client = client_class(self._guard, self._resolve)
+            return self._client, self._trusted
 
     async def close(self) -> None:
         """Closes all connections. Running attempts fail."""
-        await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
     def check_url(self, url: str) -> str | None:
         """Why a webhook's URL isn't allowed, as a sentence; None if it is allowed.
@@ -168,19 +129,20 @@ class Sender:
 
     async def attempt(self, target: Target, body: bytes, headers: Mapping[str, str]) -> Attempt:
         """Sends once. A 2xx status is a success, whatever the body. Raises nothing but CancelledError."""
-        begun = time.monotonic()
         fault = self.check_url(target.url)
         if fault is not None:
             # The URL was saved under other settings.
             return Attempt(False, None, fault, 0, b"", Outcome.REFUSED)
         url = _parse(target.url)
-        context = self._pinned(target.pin) if target.pin else self._trusted
-        progress = _Progress()
+        client, trusted = await self._open()
+        context = self._pinned(trusted, target.pin) if target.pin else trusted
+        begun = time.monotonic()
+        progress = Progress()
         status, response, cut = None, b"", False
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
-                    answer = await self._post(url, body, headers, context, progress)
+                    answer = await client.post(url, body, headers, context, progress)
                 except Exception as error:
                     outcome, reason = of_error(error, url)
                     if outcome is Outcome.INTERNAL:
@@ -189,7 +151,7 @@ class Sender:
                         outcome, reason = await self._explain(url, target.pin, outcome, reason)
                 else:
                     status = answer.status
-                    response, cut = await _read(answer)
+                    response, cut = await client.read(answer)
                     outcome, reason = of_status(status, cut)
         except TimeoutError:
             if status is None:
@@ -210,49 +172,22 @@ class Sender:
         parsed = _parse(url)
         if parsed.scheme != "https":
             raise PinUnavailable("there is no certificate to pin on an http:// URL")
+        client, trusted = await self._open()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._shown_certificate(parsed, self._trusted)
+                return await client.shown_certificate(parsed, trusted)
         except TimeoutError as error:
             raise PinUnavailable(Stage.CONNECT.timeout_reason(parsed, self._timeout_s)) from error
-        except (OSError, ClientError) as error:
-            raise PinUnavailable(of_error(error, parsed)[1]) from error
-
-    async def _post(
-        self, url: URL, body: bytes, headers: Mapping[str, str], context: ssl.SSLContext, progress: _Progress
-    ) -> ClientResponse:
-        """Sends the request and returns the answer, with its head read.
-
-        If a reused connection closes before the first byte of an answer, the receiver had closed it as idle. The
-        request is then sent again under the same delivery id (RFC 9110 section 9.2.2).
-        """
-        for last in (*(False,) * (_TRIES - 1), True):
-            progress.reused = False
-            try:
-                return await self._session.post(
-                    url, data=body, headers=headers, ssl=context, allow_redirects=False, trace_request_ctx=progress
-                )
-            except (ServerDisconnectedError, ClientOSError):
-                if last or not progress.reused:
-                    raise
-        raise AssertionError("unreachable")
-
-    async def _shown_certificate(self, url: URL, context: ssl.SSLContext) -> str:
-        """The SHA-256 of the certificate that a server shows to `context`. Raises what connecting raises."""
-        try:
-            await self._session.post(url, ssl=pins.PinnedContext(context, pins.MATCHES_NONE), allow_redirects=False)
-        except ClientError as error:
-            if isinstance(error.__cause__, pins.CertificateChanged):
-                return error.__cause__.shown
-            raise
-        raise AssertionError("a certificate matched MATCHES_NONE")
+        except NotShown as error:
+            raise PinUnavailable(str(error)) from error
 
     async def _explain(self, url: URL, pin: str, outcome: Outcome, reason: str) -> tuple[Outcome, str]:
         """The outcome after a failed TLS handshake. Reads the certificate to see whether it still is the pinned one."""
+        client, _ = await self._open()
         try:
             async with asyncio.timeout(_LOOK_WITHIN_S):
-                shown = await self._shown_certificate(url, self._unchecked)
-        except (OSError, ClientError):  # TimeoutError is an OSError.
+                shown = await client.shown_certificate(url, pins.unchecked_context())
+        except (TimeoutError, NotShown):
             return outcome, reason
         return (
             (outcome, reason) if shown == pin else (Outcome.PIN, f"{pins.CertificateChanged(pin, shown)}; and {reason}")
@@ -262,44 +197,13 @@ class Sender:
 @lru_cache(maxsize=4096)
 def _parse(url: str) -> URL:
     """Keeps an ASCII URL exactly as it was given, because some receivers sign theirs. Raises ValueError."""
+    # With the first webhook: most servers have none.
+    from yarl import URL
+
     return URL(url, encoded=url.isascii())
 
 
-async def _read(answer: ClientResponse) -> tuple[bytes, bool]:
-    """The first KiB of the body, and whether there is more. An error in the body doesn't change the outcome."""
-    beginning, read = b"", 0
-    try:
-        async with asyncio.timeout(_BODY_WITHIN_S):
-            while read <= _READ_BYTES:
-                piece = await answer.content.readany()
-                if not piece:
-                    break
-                beginning += piece[: _KEPT_BYTES - len(beginning)]
-                read += len(piece)
-    except (TimeoutError, OSError, ClientError):
-        read += 1
-    finally:
-        # The connection goes back to the pool if the body was read to its end. Otherwise it is closed.
-        answer.close()
-    return beginning, read > len(beginning)
+def _import_client() -> type[Client]:
+    from redpoll.control.webhooks.client import Client
 
-
-def _tracing() -> TraceConfig:
-    """Records the stage of each request in the `_Progress` that it was sent with."""
-    tracing = TraceConfig()
-
-    def at(stage: Stage, *, pooled: bool = False) -> Any:
-        async def note(_session: ClientSession, context: SimpleNamespace, _params: Any) -> None:
-            progress: _Progress | None = context.trace_request_ctx
-            if progress is not None:
-                progress.stage = stage
-                progress.reused = progress.reused or pooled
-
-        return note
-
-    tracing.on_dns_resolvehost_start.append(at(Stage.RESOLVE))
-    tracing.on_connection_create_start.append(at(Stage.CONNECT))
-    tracing.on_dns_resolvehost_end.append(at(Stage.CONNECT))
-    tracing.on_request_headers_sent.append(at(Stage.ANSWER))
-    tracing.on_connection_reuseconn.append(at(Stage.ANSWER, pooled=True))
-    return tracing
+    return Client

@@ -20,8 +20,8 @@ from redpoll._http import Head, parse_head, upgrade_fault
 from redpoll._memory import SmallMap, untrack
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.lifecycle import Life
-from redpoll.config.config import Settings
 from redpoll.config.proxies import TrustedProxies
+from redpoll.config.settings import Settings
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App

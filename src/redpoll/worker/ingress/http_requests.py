@@ -25,7 +25,7 @@ from redpoll.worker.ingress.stream_requests import ReadingConnection
 from redpoll.worker.streams.asked import READ_FIELDS, asked_of
 
 if TYPE_CHECKING:
-    from redpoll.config.config import Settings
+    from redpoll.config.settings import Settings
     from redpoll.loop.writable import WritableSignal
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redpoll import _engine, _frame
 from redpoll._wheel import Wheel
-from redpoll.config.config import Settings
+from redpoll.config.settings import Settings
 from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol import frames
 from redpoll.protocol.errors import CLOSE_TEXTS, Code
