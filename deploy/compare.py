@@ -54,7 +54,9 @@ Clients and back ends speak Pusher's protocol, so leaving is what [coming](migra
 3. **The switch.** Publish to both for a while, move the clients, then publish to the new server only
    ([Checklist](migration.md#checklist)).
 4. **What has no counterpart there**: history and recovery (on soketi, Reverb and Pusher), tokens of the HTTP API,
-   traces. Pages that use `pusher:history` or `redpoll.js` must do without; plain subscriptions go on working.
+   traces, `unsubscribe`, rules with a rate, channels over HTTP, and on soketi, Sockudo and Reverb the HTTP fallback.
+   Pages that use `pusher:history` or `redpoll.js` must do without; plain subscriptions go on working. Pages with grants
+   must ask your back end for signatures again.
 5. **Your data.** Messages of a history: `GET …/channels/NAME/history`, in pages. What apps used: `redpoll usage --csv`.
    Everything else is in one SQLite file, or in your PostgreSQL; `redpoll backup FILE` copies it.
 6. Then delete the data folder, and the keys of `redis_prefix` in your Redis.

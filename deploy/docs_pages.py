@@ -270,12 +270,14 @@ def _relative(page: str, source: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig, **more: Any) -> Files:
-    """Adds the pages that aren't in deploy/docs, and the screenshots."""
+    """Adds the pages that aren't in deploy/docs, the icon, and the screenshots."""
     from mkdocs.structure.files import File
 
     texts = {page: (ROOT / path).read_text() for path, page in INCLUDED.items()}
     for page, text in {**texts, **{page: make() for page, make in GENERATED.items()}}.items():
         files.append(File.generated(config, f"{page}.md", content=text))
+    icon = ROOT / "src" / "redpoll" / "control" / "dashboard" / "static" / "icon.svg"
+    files.append(File.generated(config, icon.name, abs_src_path=str(icon)))
     for image in sorted((ROOT / "deploy" / "screenshots").glob("*.png")):
         files.append(File.generated(config, f"screenshots/{image.name}", abs_src_path=str(image)))
     return files

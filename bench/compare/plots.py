@@ -82,6 +82,7 @@ def _memory(axes: Axes, results: dict[str, Result]) -> None:
         axes.annotate(f"{size}", (count, size), (0, 7), textcoords="offset points", ha="center")
     axes.set_ylim(0, 500)
     axes.set_xlim(0, max(sizes) * 1.05)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("idle connections with one subscription")
     axes.set_ylabel("a worker's bytes for each")
     axes.grid(axis="y")
@@ -90,18 +91,19 @@ def _memory(axes: Axes, results: dict[str, Result]) -> None:
 def _storm(axes: Axes, results: dict[str, Result]) -> None:
     """Where the API's p99 is in each phase of a million connections: width is the phase's time."""
     began = 0.0
-    labels = {}
     for phase in results["million"]["figures"]["phases"]:
-        p99 = phase["api"]["p99_ms"]
-        axes.bar(began, p99, phase["seconds"], align="edge", color=_LIGHT["ours"], edgecolor=_LIGHT["ground"])
-        if phase["seconds"] > 100:
-            labels[began + phase["seconds"] / 2] = (phase["phase"], p99)
-        began += phase["seconds"]
-    for at, (name, p99) in labels.items():
-        axes.annotate(name, (at, p99), (0, 5), textcoords="offset points", ha="center")
+        p99, lasts_s = phase["api"]["p99_ms"], phase["seconds"]
+        axes.bar(began, p99, lasts_s, align="edge", color=_LIGHT["ours"], edgecolor=_LIGHT["ground"])
+        # A shorter phase has no room for its name.
+        if lasts_s >= 8:
+            how = {} if lasts_s > 100 else {"rotation": 90, "fontsize": 8}
+            place = (began + lasts_s / 2, p99)
+            axes.annotate(phase["phase"], place, (0, 5), textcoords="offset points", ha="center", va="bottom", **how)
+        began += lasts_s
     axes.set_yscale("log")
-    axes.set_ylim(1, 20_000)
-    axes.set_xlim(0, began)
+    axes.set_ylim(1, 1_000_000)
+    axes.set_xlim(0, 1.02 * began)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("seconds of the run with 1,000,000 connections")
     axes.set_ylabel("p99 of the API in ms")
     axes.grid(axis="y")

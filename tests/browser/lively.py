@@ -121,6 +121,7 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
             await typed(
                 "token", "create", app.app_id, "--name", "Deploy script", "--scope", "publish", "--expires", "30d"
             )
+            await typed("token", "create", "--manage", "--name", "Platform")
             endpoint = await typed("webhook", "create", app.app_id, f"{url}/hooks/rooms")
             mail = f"{url}/hooks/mail"
             await typed("webhook", "create", app.app_id, mail, "--events", "member.added", "--format", "pusher")
@@ -172,6 +173,7 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
                     "settings": f"{here}/settings",
                     "audit": "/dashboard/audit",
                     "users": "/dashboard/users",
+                    "management-tokens": "/dashboard/tokens",
                     "account": "/dashboard/account",
                 },
             )

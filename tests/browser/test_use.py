@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
@@ -257,3 +258,42 @@ async def test_first_fault_is_visible_and_has_the_focus(life: Lively, context: B
     fault = page.locator("#fault-allowed_origins")
     over = "e => { const at = e.getBoundingClientRect(); return document.elementFromPoint(at.x + 5, at.y + 5) === e; }"
     assert await fault.evaluate(over), "nothing lies over what is said"
+
+
+async def test_an_app_is_deleted_by_typing_its_name(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    home = life.server.control_url
+    await page.goto(f"{home}/dashboard/new-app")
+    await page.fill("#name", "Finch Monthly")
+    await page.get_by_role("button", name="Create app").click()
+    app_id = await page.locator("#app-id").inner_text()
+    await page.goto(f"{home}/dashboard/apps/{app_id}/settings")
+    await page.fill("#confirm", "Finch Weekly")
+    await page.get_by_role("button", name="Delete app").click()
+    await expect(page.locator("#fault-confirm")).to_be_visible()
+    await expect(page.locator("#confirm")).to_be_focused()
+    await page.fill("#confirm", "Finch Monthly")
+    await page.get_by_role("button", name="Delete app").click()
+    await page.wait_for_url("**/dashboard/apps")
+    await expect(page.get_by_role("status").first).to_have_text("Finch Monthly was deleted.")
+    await expect(page.get_by_role("link", name="Finch Monthly")).to_have_count(0)
+    await expect(page.get_by_role("link", name="Finch Weekly")).to_have_count(1)
+
+
+async def test_a_management_token_is_made_and_revoked(life: Lively, context: BrowserContext) -> None:
+    page = await context.new_page()
+    await page.goto(life.server.control_url)
+    await page.get_by_role("link", name="Management tokens").click()
+    await page.fill("#name", "Customers")
+    await page.get_by_role("button", name="Create token").click()
+    plain = await page.locator("#plain-token").inner_text()
+    headers = {"Authorization": f"Bearer {plain}"}
+    url = f"{life.server.control_url}/api/v1/apps"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(url, headers=headers) as answer:
+            assert life.app.app_id in {app["id"] for app in (await answer.json())["apps"]}
+        await page.get_by_role("row", name="Customers").get_by_role("button", name="Revoke").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Revoke token").click()
+        await expect(page.get_by_role("row", name="Customers")).to_contain_text("revoked")
+        async with session.get(url, headers=headers) as answer:
+            assert answer.status == 401

@@ -386,6 +386,17 @@ async def test_streams(server, kept_news, folder):
         assert refused[1]["code"] == "channel_ended"
 
 
+async def test_app_is_made_over_http(server):
+    made = operate(server, "token create", app=None, name="platform", scopes=["manage"], lasts_s=None)
+    (command,) = re.findall(
+        r"^```bash\n(curl .*?)\n```$", (ROOT / "deploy/README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    command = command.replace("http://127.0.0.1:9601", server.control_url)
+    answer = json.loads(await run("sh", "-c", command.replace("curl ", "curl -s "), TOKEN=made["token"]))
+    assert (answer["name"], answer["settings"]["max_connections"]) == ("Customer 7", 100)
+    operate(server, "app delete", id=answer["id"])
+
+
 async def test_repeated_publish_and_its_trace(server, folder):
     operate(server, "app set", id=server.app_id, settings={"idempotency": "true"})
     made = operate(server, "token create", app=server.app_id, name="repeating", scopes=["all"], lasts_s=None)

@@ -110,7 +110,9 @@ def read(document: Document) -> Plan:
         _app(plan, _Fields(given), limits, f"{document.path}: app {index}")
     _server(plan, options)
     for path, value in options.rest():
-        plan.nothing(path, value, _reason(path))
+        # Without it redpoll logs what soketi logs.
+        if path != "debug" or as_bool(value):
+            plan.nothing(path, value, _reason(path))
     return plan
 
 
@@ -273,10 +275,11 @@ def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
         limit = max(per_minute, int(plan.server.get("trigger_rate_per_minute", 0)))
         note = "redpoll counts requests per client address and minute, not per app and second"
         plan.set(f"maxBackendEventsPerSecond of {app.id}", events, "trigger_rate_per_minute", limit, note)
-    clients = as_number(fields.read("maxClientEventsPerSecond", -1), "maxClientEventsPerSecond")
-    if clients > 0:
-        limit = max(round(clients), int(plan.server.get("client_events_per_second", 0)))
-        plan.set(f"maxClientEventsPerSecond of {app.id}", clients, "client_events_per_second", limit)
+    events = fields.read("maxClientEventsPerSecond", -1)
+    per_s = as_number(events, "maxClientEventsPerSecond")
+    if per_s > 0:
+        limit = max(round(per_s), int(plan.server.get("client_events_per_second", 0)))
+        plan.set(f"maxClientEventsPerSecond of {app.id}", events, "client_events_per_second", limit)
     elif as_bool(app.settings.get("client_events")):
         app.nothing(
             "maxClientEventsPerSecond", "none", "redpoll allows 10 a second and connection: client_events_per_second"

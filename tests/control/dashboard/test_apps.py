@@ -1,4 +1,4 @@
-"""The pages of apps: creating, renaming, switching off, settings."""
+"""The pages of apps: creating, renaming, switching off, settings, deleting."""
 
 import pytest
 
@@ -109,3 +109,32 @@ async def test_other_switch_values_are_refused(plane, browser):
     for fields in ({}, {"enabled": "yes"}):
         assert (await browser.post("/dashboard/apps/3/enabled", **fields)).status == 400
     assert plane.records.apps["3"].enabled is True
+
+
+async def test_an_app_is_deleted_when_its_name_is_typed(plane, browser):
+    await plane.records.rename_app("3", "Shop <b>")
+    await plane.records.create_token("3", "ci", ["read"])
+    page = (await browser.get("/dashboard/apps/3/settings")).body
+    for typed in ("", "shop <b>", "3"):
+        reply = await browser.post("/dashboard/apps/3/delete", confirm=typed)
+        assert (reply.status, b'id="fault-confirm"' in reply.body) == (422, True), typed
+        # The settings below are still those of the app, not those of this form.
+        assert reply.body.count(b" checked") == page.count(b" checked")
+        assert "3" in plane.records.apps
+    reply = await browser.post("/dashboard/apps/3/delete", confirm=" Shop <b> ")
+    assert (reply.status, reply.headers["location"]) == (303, "/dashboard/apps")
+    assert "3" not in plane.records.apps
+    assert b"Shop &lt;b&gt; was deleted" in (await browser.get("/dashboard/apps")).body
+    assert (await browser.get("/dashboard/apps/3")).status == 404
+    noted = (await browser.get("/dashboard/audit")).body.decode()
+    assert "app delete" in noted
+    assert "1 keys, 0 history rules, 0 webhooks, 1 tokens" in noted
+
+
+async def test_the_app_of_the_settings_can_not_be_deleted(make_plane, redis, log_in_to):
+    plane = await make_plane(redis.url, app_id="3")
+    browser = await log_in_to(plane)
+    assert b"every start would create it again" in (await browser.get("/dashboard/apps/3/settings")).body
+    reply = await browser.post("/dashboard/apps/3/delete", confirm=plane.records.apps["3"].name)
+    assert reply.status == 422
+    assert "3" in plane.records.apps

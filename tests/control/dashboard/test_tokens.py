@@ -1,4 +1,4 @@
-"""The page of tokens."""
+"""The pages of tokens."""
 
 import json
 import re
@@ -36,4 +36,32 @@ async def test_missing_fields_are_reported_and_the_form_keeps_its_values(plane, 
 async def test_token_of_another_app_can_not_be_revoked(plane, browser):
     token, _ = await plane.records.create_token("4", "other", ["all"])
     assert (await browser.post("/dashboard/apps/3/tokens/revoke", id=token.id)).status == 422
+    assert plane.records.tokens_of("4")[0].revoked_at is None
+
+
+async def test_management_token_is_shown_once_and_manages_apps(plane, browser, viewer):
+    reply = await browser.post("/dashboard/tokens", name="platform", lasts="30")
+    plain = re.search(r'id="plain-token">(rp_\w{40})<', reply.body.decode())[1]
+    bearer = {"Authorization": f"Bearer {plain}"}
+    assert (await plane.ask("GET", "/api/v1/apps", b"", bearer)).status == 200
+    assert (await plane.ask("GET", "/apps/3/channels", b"", bearer)).status == 403
+    (token,) = plane.records.tokens_of(None)
+    for seen in (await browser.get("/dashboard/tokens"), await viewer.get("/dashboard/tokens")):
+        assert token.prefix in seen.body.decode()
+        assert plain not in seen.body.decode()
+    assert b'value="manage"' not in (await browser.get("/dashboard/apps/3/tokens")).body
+    # Each page knows its own tokens only.
+    assert (await browser.post("/dashboard/apps/3/tokens/revoke", id=token.id)).status == 422
+    assert (await browser.post("/dashboard/tokens", name="", lasts="1")).status == 422
+    reply = await browser.post("/dashboard/tokens/revoke", id=token.id)
+    assert (reply.status, reply.headers["location"]) == (303, "/dashboard/tokens")
+    assert (await plane.ask("GET", "/api/v1/apps", b"", bearer)).status == 401
+    noted = (await browser.get("/dashboard/audit")).body.decode()
+    assert "token create" in noted
+    assert "token revoke" in noted
+
+
+async def test_token_of_an_app_can_not_be_revoked_on_the_page_of_management_tokens(plane, browser):
+    token, _ = await plane.records.create_token("4", "other", ["all"])
+    assert (await browser.post("/dashboard/tokens/revoke", id=token.id)).status == 422
     assert plane.records.tokens_of("4")[0].revoked_at is None

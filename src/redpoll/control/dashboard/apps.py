@@ -1,4 +1,4 @@
-"""The pages of apps: the list, creating one, how to connect to one, and its settings.
+"""The pages of apps: the list, creating one, how to connect to one, its settings, and deleting it.
 
 The settings form is generated from the table protocol.apps.SETTINGS, which also checks the values.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from redpoll.control.commands.app_write import delete_app
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.setup import PublicAddress, snippets
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError, Records, setting_text
+from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
 from redpoll.protocol.errors import ApiError
 
@@ -41,12 +43,17 @@ _CAPITALS: Final = {"tls": "TLS", "ttl": "TTL"}
 
 
 class AppPages:
-    """The pages. `address` is where clients connect."""
+    """The pages. `address` is where clients connect; `given_id` is the app of the settings (`app_id`), "" without
+    one."""
 
-    def __init__(self, access: AccessControl, records: Records, address: PublicAddress) -> None:
+    def __init__(
+        self, access: AccessControl, records: Records, webhooks: Webhooks, address: PublicAddress, given_id: str
+    ) -> None:
         self._access = access
         self._records = records
+        self._webhooks = webhooks
         self._address = address
+        self._given_id = given_id
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -59,6 +66,7 @@ class AppPages:
             access.route("POST", "/apps/{app_id}/settings", "set_app", self.change, "admin"),
             access.route("POST", "/apps/{app_id}/name", "rename_app", self.rename, "admin"),
             access.route("POST", "/apps/{app_id}/enabled", "switch_app", self.switch, "admin"),
+            access.route("POST", "/apps/{app_id}/delete", "delete_app", self.delete, "admin"),
         ]
 
     async def show_all(self, visit: Visit) -> Response:
@@ -93,7 +101,9 @@ class AppPages:
     async def settings(self, visit: Visit) -> Response:
         return self._settings_page(visit, visit.app, Form())
 
-    def _settings_page(self, visit: Visit, app: App, form: Form, status: int = 200) -> Response:
+    def _settings_page(
+        self, visit: Visit, app: App, form: Form, status: int = 200, *, deletion: Form | None = None
+    ) -> Response:
         grouped = {name for _, names in _GROUPS for name in names} | {"enabled"}
         others = tuple(name for name in SETTINGS if name not in grouped)
         groups = [
@@ -101,7 +111,15 @@ class AppPages:
             for title, names in (*_GROUPS, (_OTHERS, others))
             if names
         ]
-        return visit.page("settings.html", status=status, app=app, form=form, groups=groups)
+        return visit.page(
+            "settings.html",
+            status=status,
+            app=app,
+            form=form,
+            groups=groups,
+            deletion=deletion or Form(),
+            is_given=app.id == self._given_id,
+        )
 
     async def change(self, visit: Visit) -> Response:
         """POST /dashboard/apps/{app_id}/settings: every setting by name. Browsers don't send unchecked switches."""
@@ -148,6 +166,20 @@ class AppPages:
         await self._records.set_app(app.id, {"enabled": enabled}, by=visit.actor)
         notice = f"{app.name} was switched {'on' if enabled else 'off'}."
         return visit.redirect(f"{HOME}/apps/{app.id}/settings", notice)
+
+    async def delete(self, visit: Visit) -> Response:
+        """POST /dashboard/apps/{app_id}/delete: confirm is the app's name, which the user types."""
+        app, form = visit.app, visit.form
+        if form.text("confirm") != app.name.strip():
+            form.fault("confirm", "This isn't the app's name. Nothing was deleted.")
+        if form.good:
+            try:
+                await delete_app(self._records, self._webhooks, app.id, visit.actor, self._given_id)
+            except RecordError as error:
+                form.fault("confirm", str(error))
+        if not form.good:
+            return self._settings_page(visit, app, Form(), 422, deletion=form)
+        return visit.redirect(f"{HOME}/apps", f"{app.name} was deleted.")
 
 
 class _Shown:

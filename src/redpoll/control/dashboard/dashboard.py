@@ -129,7 +129,7 @@ class Dashboard:
         self._parts = (
             self._login,
             Overview(access, records, self.sampler, webhooks, dependencies.health),
-            AppPages(access, records, address),
+            AppPages(access, records, webhooks, address, settings.app_id),
             KeyPages(access, records),
             TokenPages(access, records),
             ChannelPages(access, occupancy, connections, exports),
