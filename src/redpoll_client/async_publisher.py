@@ -16,6 +16,7 @@ from redpoll_client.errors import RedpollError
 from redpoll_client.names import USER_CHANNEL, check_user_id
 from redpoll_client.publisher import IDLE_S, join_batch
 from redpoll_client.publishing import History, PublisherBase, history_of
+from redpoll_client.reading import AsyncReader
 from redpoll_client.streams import publish_parts_async
 
 __all__ = ["AsyncPublisher"]
@@ -64,10 +65,11 @@ class AsyncPublisher(PublisherBase):
         info: Iterable[str] = (),
         correlation_id: str | None = None,
         already_encoded: bool = False,
+        end: bool = False,
     ) -> Answer:
         """Publishes one event. See `Publisher.trigger`."""
         return await self.send(
-            self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded)
+            self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded, end)
         )
 
     async def trigger_batch(
@@ -106,11 +108,16 @@ class AsyncPublisher(PublisherBase):
         *,
         stream_id: str | None = None,
         per_second: float = 25,
+        end: bool = False,
     ) -> int:
         """Publishes an iterator or async iterator of text as numbered events. See `Publisher.publish_stream`. If the
         caller is cancelled, subscribers get `cancelled`."""
         return await publish_parts_async(
-            lambda data: self.trigger(channel, event, data), parts, stream_id, per_second, self.max_data_bytes
+            lambda data: self.trigger(channel, event, data, end=end and "state" in data),
+            parts,
+            stream_id,
+            per_second,
+            self.max_data_bytes,
         )
 
     # -- asking
@@ -152,6 +159,31 @@ class AsyncPublisher(PublisherBase):
         """Messages and peaks by UTC day, of 1 to 400 days (redpoll only)."""
         return await self.send(self._usage(days))
 
+    async def delete_history(self, channel: str) -> Answer:
+        """Deletes what a channel stores (redpoll only). See `Publisher.delete_history`."""
+        return await self.send(self._delete_history(channel))
+
+    def read(self, channel: str, offset: str = "-1", *, live: bool = True) -> AsyncReader:
+        """Reads a channel with history, in order and without gaps (redpoll only). See `Publisher.read`.
+
+        async with publisher.read("news-sport") as reader:
+            async for message in reader:
+                print(message.event, message.data)
+        """
+        publisher, call = self._for_reading(channel, offset)
+        return AsyncReader(publisher, call, offset, live)
+
+    # -- taking back
+
+    async def unsubscribe(self, channel: str, *, user_id: str | None = None, socket_id: str | None = None) -> Answer:
+        """Ends a user's subscriptions to one channel, or one connection's (redpoll only). See
+        `Publisher.unsubscribe`."""
+        return await self.send(self._unsubscribe(channel, user_id, socket_id))
+
+    async def revoke_grants(self, *, user_id: str | None = None, jti: str | None = None) -> Answer:
+        """Revokes grants (redpoll only). See `Publisher.revoke_grants`."""
+        return await self.send(self._revoke_grants(user_id, jti))
+
     # -- sending
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -178,7 +210,7 @@ class AsyncPublisher(PublisherBase):
         `total`, so that a connection that doesn't open is never taken for an answer that doesn't come."""
         left_s = tries.left_s
         connect = min(self.timeout, 0.9 * left_s)
-        return aiohttp.ClientTimeout(total=left_s, connect=connect, sock_connect=connect, sock_read=self.timeout)
+        return aiohttp.ClientTimeout(total=left_s, connect=connect, sock_connect=connect, sock_read=self._answer_s)
 
     async def send(self, call: Call) -> Answer:
         """Sends a request of `prepare`. Raises as `trigger`."""
