@@ -109,6 +109,7 @@ class PublisherBase:
         self._json_decoder = json_decoder
         self._master_key = None if encryption_master_key_base64 is None else master_key(encryption_master_key_base64)
         self._closed = False
+        self._base = f"/apps/{self.endpoint.app_id}"
         self._prepare()
 
     def _prepare(self) -> None:
@@ -212,7 +213,7 @@ class PublisherBase:
         return Attempts(self.endpoint, call, self._attempts, self.total_timeout, idempotent=self.idempotency)
 
     def _path(self, *parts: str) -> str:
-        return "/".join(("", "apps", self.endpoint.app_id, *(quote(part, safe="=@,;") for part in parts)))
+        return "/".join((self._base, *(quote(part, safe="=@,;") for part in parts)))
 
     def _data(self, channel: str, data: Any) -> str:
         """An event's data as it is sent. Strings are sent as they are, everything else as JSON."""
@@ -261,7 +262,7 @@ class PublisherBase:
         encoded = to_json(body).encode()
         if len(encoded) > names.MAX_BODY_BYTES:
             raise ValueError(f"the request has {len(encoded)} bytes; at most {names.MAX_BODY_BYTES} are allowed")
-        return Call("POST", self._path(path), body=encoded, correlation_id=chosen)
+        return Call("POST", f"{self._base}/{path}", body=encoded, correlation_id=chosen)
 
     def _batch_parts(
         self, batch: Iterable[Mapping[str, Any]], already_encoded: bool, correlation_id: str | None
