@@ -8,6 +8,7 @@ from redpoll_client.errors import (
     ConnectionRefused,
     DecryptionFailed,
     Forbidden,
+    Gone,
     InvalidWebhook,
     NotFound,
     Overflow,
@@ -26,6 +27,7 @@ from redpoll_client.errors import (
 from redpoll_client.grants import mint_grant
 from redpoll_client.publisher import Publisher
 from redpoll_client.publishing import History, Message
+from redpoll_client.reading import AsyncReader, Reader
 from redpoll_client.signatures import sign_channel, sign_user
 from redpoll_client.subscriber import Subscriber
 from redpoll_client.subscribing import State
@@ -36,6 +38,7 @@ from redpoll_client.webhooks import Delivery, WebhookEvent, verify_webhook
 __all__ = [
     "Answer",
     "AsyncPublisher",
+    "AsyncReader",
     "BadRequest",
     "Channel",
     "ConnectionRefused",
@@ -43,6 +46,7 @@ __all__ = [
     "Delivery",
     "Event",
     "Forbidden",
+    "Gone",
     "History",
     "InvalidWebhook",
     "Members",
@@ -53,6 +57,7 @@ __all__ = [
     "ProtocolError",
     "Publisher",
     "RateLimited",
+    "Reader",
     "RedpollError",
     "Refused",
     "SignInRefused",

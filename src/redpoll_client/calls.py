@@ -43,13 +43,14 @@ class Answer(dict[str, Any]):
 @dataclass(frozen=True)
 class Call:
     """A request. `path` begins with `/apps/…` or `/users/…`, escaped. `correlation_id` is set on publishes, and only on
-    them: everything else may be repeated without harm."""
+    them: everything else may be repeated without harm. `stream`: the answer is a page of a stream, see `_page`."""
 
     method: str
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     correlation_id: str | None = None
+    stream: bool = False
 
 
 def target(endpoint: Endpoint, call: Call) -> str:
@@ -117,10 +118,7 @@ class Attempts:
     def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer:
         """The answer came whole. Returns it if it is a success."""
         if 200 <= status < 300:
-            try:
-                fields = json.loads(body)
-            except (ValueError, RecursionError):
-                fields = None
+            fields = _page(status, headers, body) if self._call.stream else _json(body)
             if isinstance(fields, dict):
                 return Answer(fields, headers.get("X-Service-Trace-Id", ""), self._call.correlation_id)
             # Something answered that is no Pusher server. Whether it passed the request on is not known.
@@ -164,6 +162,32 @@ class Attempts:
     def _backoff_s(self) -> float:
         """Random between nothing and the limit, so that many publishers don't come back together."""
         return random.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (self._made - 1)))
+
+
+def _json(body: bytes) -> Any:
+    """The document of a body, None if it isn't JSON."""
+    if body == b"{}":
+        # Nearly every answer.
+        return {}
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _page(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any] | None:
+    """A page of a stream, whose positions are in the headers. None if the answer is something else."""
+    messages = [] if status == 204 else _json(body)
+    position = headers.get("Stream-Next-Offset", "")
+    if not isinstance(messages, list) or not position:
+        return None
+    return {
+        "messages": messages,
+        "next": position,
+        "cursor": headers.get("Stream-Cursor", ""),
+        "up_to_date": "Stream-Up-To-Date" in headers,
+        "closed": headers.get("Stream-Closed", "").lower() == "true",
+    }
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

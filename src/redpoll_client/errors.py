@@ -5,7 +5,7 @@
     │  ├─ Unreachable      the request can't have reached the server: repeating it later is safe
     │  └─ Unconfirmed      a publish that may have been delivered
     ├─ Refused             the server answered and said no; nothing was published
-    │  ├─ BadRequest (400, 405, 409, 415), Unauthorized (401), Forbidden (403), NotFound (404),
+    │  ├─ BadRequest (400, 405, 409, 415), Unauthorized (401), Forbidden (403), NotFound (404), Gone (410),
     │  └─ TooLarge (413), RateLimited (429)
     ├─ InvalidWebhook      a webhook whose signature or body is wrong
     ├─ SubscriptionRefused, ConnectionRefused, SignInRefused, ProtocolError, Overflow: raised by `Subscriber`
@@ -25,6 +25,7 @@ __all__ = [
     "ConnectionRefused",
     "DecryptionFailed",
     "Forbidden",
+    "Gone",
     "InvalidWebhook",
     "NotFound",
     "Overflow",
@@ -98,7 +99,7 @@ class Refused(RedpollError):
 
 class BadRequest(Refused):
     """400, 405, 409 or 415: the server doesn't accept what was sent. 409 is a `correlation_id` that another request has
-    used."""
+    used, or a channel whose last event was published with `end` (code `channel_ended`)."""
 
 
 class Unauthorized(Refused):
@@ -117,6 +118,11 @@ class Forbidden(Refused):
 
 class NotFound(Refused):
     """404: no such path, app or trace. Check host, port and app id."""
+
+
+class Gone(Refused):
+    """410: the position of a `read` is no longer stored, or the channel's history was cleared. Read from the
+    beginning."""
 
 
 class TooLarge(Refused):
@@ -203,6 +209,7 @@ _BY_STATUS: dict[int, type[Refused]] = {
     404: NotFound,
     405: BadRequest,
     409: BadRequest,
+    410: Gone,
     413: TooLarge,
     415: BadRequest,
 }

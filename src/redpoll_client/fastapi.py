@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from redpoll_client import starlette
 from redpoll_client.async_publisher import AsyncPublisher
-from redpoll_client.rules import Rules, authorize, sign_in
+from redpoll_client.rules import Rules, authorize, grant, sign_in
 from redpoll_client.webhooks import WebhookEvent
 
 __all__ = ["Realtime"]
@@ -57,7 +57,7 @@ class Realtime(starlette.Realtime):
         return self.publisher
 
     def router(self) -> APIRouter:
-        """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST, and not in the OpenAPI document."""
+        """`/auth`, `/user-auth`, `/grant`, and with `on_webhook` `/webhook`; all POST, none in the OpenAPI document."""
         router = APIRouter(include_in_schema=False)
 
         current, signing = Depends(self._dependency), Depends(self.get_publisher)
@@ -68,6 +68,10 @@ class Realtime(starlette.Realtime):
         async def user_auth(request: Request, user: Any = current, signer: AsyncPublisher = signing) -> Response:
             return await self.answer(request, user, sign_in, signer)
 
+        async def one_grant(request: Request, user: Any = current, signer: AsyncPublisher = signing) -> Response:
+            return await self.answer(request, user, grant, signer)
+
+        router.add_api_route("/grant", one_grant, methods=["POST"], response_model=None)
         router.add_api_route("/auth", auth, methods=["POST"], response_model=None)
         router.add_api_route("/user-auth", user_auth, methods=["POST"], response_model=None)
         if self._on_webhook is not None:

@@ -19,7 +19,15 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from redpoll_client.errors import InvalidWebhook
 from redpoll_client.publisher import Publisher
-from redpoll_client.rules import MAX_AUTH_BYTES, BadAuthRequest, Rules, authorize_sync, parse_auth, sign_in_sync
+from redpoll_client.rules import (
+    MAX_AUTH_BYTES,
+    BadAuthRequest,
+    Rules,
+    authorize_sync,
+    grant_sync,
+    parse_auth,
+    sign_in_sync,
+)
 from redpoll_client.webhooks import MAX_WEBHOOK_BYTES, SeenDeliveries, WebhookEvent, verify_webhook
 
 __all__ = ["Realtime"]
@@ -65,10 +73,11 @@ class Realtime:
         self._publisher = publisher
 
     def blueprint(self, name: str = "redpoll") -> Blueprint:
-        """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST."""
+        """`/auth`, `/user-auth`, `/grant`, and with `on_webhook` `/webhook`; all POST."""
         blueprint = Blueprint(name, __name__)
         blueprint.add_url_rule("/auth", "auth", self.auth, methods=["POST"])
         blueprint.add_url_rule("/user-auth", "user_auth", self.user_auth, methods=["POST"])
+        blueprint.add_url_rule("/grant", "grant", self.grant, methods=["POST"])
         if self._on_webhook is not None:
             blueprint.add_url_rule("/webhook", "webhook", self.webhook, methods=["POST"])
         return blueprint
@@ -80,6 +89,10 @@ class Realtime:
     def user_auth(self) -> tuple[Response, int]:
         """Signs the user's connection in."""
         return self._answer(sign_in_sync)
+
+    def grant(self) -> tuple[Response, int]:
+        """Makes one grant for the channels that the rules let the user join."""
+        return self._answer(grant_sync)
 
     def webhook(self) -> tuple[Response, int]:
         """Verifies a webhook, ignores a repeat of one that was handled, and hands its events over."""

@@ -21,6 +21,7 @@ from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Attempts, Call, NotSe
 from redpoll_client.errors import RedpollError
 from redpoll_client.names import USER_CHANNEL, check_user_id
 from redpoll_client.publishing import History, PublisherBase, history_of
+from redpoll_client.reading import Reader
 from redpoll_client.streams import publish_parts
 
 __all__ = ["IDLE_S", "Publisher"]
@@ -93,11 +94,11 @@ class _PlainConnection(HTTPConnection):
 
     used_at = 0.0
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, each_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The pool's own timeout. `timeout` is set for each request: while it is sent, the limit of that, and then that
-        # of the whole answer.
-        self._each_s = self._limit_s()
+        # For the next bytes of an answer. `timeout` is set for each request: while it is sent, the limit of that, and
+        # then that of the whole answer.
+        self._each_s = each_s
 
     def _limit_s(self) -> float:
         assert self.timeout is not None
@@ -192,16 +193,20 @@ class Publisher(PublisherBase):
         info: Iterable[str] = (),
         correlation_id: str | None = None,
         already_encoded: bool = False,
+        end: bool = False,
     ) -> Answer:
         """Publishes one event to one channel, or up to 100.
 
         `data` is sent as JSON; a string is sent as it is. The connection `socket_id` doesn't get the event. `info` asks
         for counts, `user_count` and `subscription_count`, in the answer's `channels`. `correlation_id` (1 to 128
         printable ASCII characters) is chosen at random unless given: give one to repeat the same publish later.
-        `already_encoded`: `data` is a string that `encoded` returned. Raises Unconfirmed if the event may have been
-        published, Unreachable if it surely wasn't, and Refused.
+        `already_encoded`: `data` is a string that `encoded` returned. `end`: it is the channel's last event (redpoll
+        only, on channels with history); later ones are refused with 409 `channel_ended`. Raises Unconfirmed if the
+        event may have been published, Unreachable if it surely wasn't, and Refused.
         """
-        return self.send(self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded))
+        return self.send(
+            self._trigger(channels, event_name, data, socket_id, info, correlation_id, already_encoded, end)
+        )
 
     def trigger_batch(
         self,
@@ -210,7 +215,8 @@ class Publisher(PublisherBase):
         *,
         correlation_id: str | None = None,
     ) -> Answer:
-        """Publishes several events, each with `channel`, `name`, `data` and optionally `socket_id` and `info`.
+        """Publishes several events, each with `channel`, `name`, `data` and optionally `socket_id`, `info` and
+        `end`.
 
         More than ten are sent in parts, one after the other, so their order stays. Each part is published whole or not
         at all; an error's `published` is the number of events in the parts before it. The parts' correlation ids are
@@ -226,17 +232,29 @@ class Publisher(PublisherBase):
         return self.trigger(USER_CHANNEL + check_user_id(user_id), event_name, data, correlation_id=correlation_id)
 
     def publish_stream(
-        self, channel: str, event: str, parts: Iterable[str], *, stream_id: str | None = None, per_second: float = 25
+        self,
+        channel: str,
+        event: str,
+        parts: Iterable[str],
+        *,
+        stream_id: str | None = None,
+        per_second: float = 25,
+        end: bool = False,
     ) -> int:
         """Publishes an iterator of text, such as a model's answer, as numbered events; returns their number.
 
         Each event's data is `{"stream", "n", "delta"}`; the last one `{"stream", "n", "state"}` with the state `done`,
         `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text that comes
         faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at a time. If
-        the iterator raises, subscribers get `failed` and the caller gets its exception.
+        the iterator raises, subscribers get `failed` and the caller gets its exception. `end`: the event with the state
+        is the channel's last, as in `trigger`.
         """
         return publish_parts(
-            lambda data: self.trigger(channel, event, data), parts, stream_id, per_second, self.max_data_bytes
+            lambda data: self.trigger(channel, event, data, end=end and "state" in data),
+            parts,
+            stream_id,
+            per_second,
+            self.max_data_bytes,
         )
 
     # -- asking
@@ -283,6 +301,38 @@ class Publisher(PublisherBase):
         """Messages and peaks by UTC day, of 1 to 400 days (redpoll only)."""
         return self.send(self._usage(days))
 
+    def delete_history(self, channel: str) -> Answer:
+        """Deletes what a channel stores, and returns the new `epoch` (redpoll only). A channel that had its last event
+        can be published to again."""
+        return self.send(self._delete_history(channel))
+
+    def read(self, channel: str, offset: str = "-1", *, live: bool = True) -> Reader:
+        """Reads a channel with history, in order and without gaps: what is stored, and with `live` what comes (redpoll
+        only). `offset` is `-1` for the beginning, `now`, or the `position` of an earlier reader.
+
+            with publisher.read("news-sport") as reader:
+                for message in reader:
+                    print(message.event, message.data)
+
+        A reader has a connection of its own, and counts as one of the app's. Encrypted channels give ciphertext. Raises
+        BadRequest with code `no_history` at the first message for a channel that stores none.
+        """
+        publisher, call = self._for_reading(channel, offset)
+        return Reader(publisher, call, offset, live)
+
+    # -- taking back
+
+    def unsubscribe(self, channel: str, *, user_id: str | None = None, socket_id: str | None = None) -> Answer:
+        """Ends a user's subscriptions to a private or presence channel, or one connection's (redpoll only). The
+        connections stay. `unsubscribed` in the answer is how many subscriptions ended, on all nodes."""
+        return self.send(self._unsubscribe(channel, user_id, socket_id))
+
+    def revoke_grants(self, *, user_id: str | None = None, jti: str | None = None) -> Answer:
+        """Revokes the grant with this id, or all of a user that were issued until now (redpoll only). The answer has
+        `unsubscribed`, how many subscriptions ended, and `revoked_at`, in Unix seconds: a grant with a later `iat`
+        counts again."""
+        return self.send(self._revoke_grants(user_id, jti))
+
     # -- sending
 
     def _connections_of_process(self) -> urllib3.HTTPConnectionPool:
@@ -297,6 +347,7 @@ class Publisher(PublisherBase):
     def _new_pool(self) -> urllib3.HTTPConnectionPool:
         # `_free` keeps more requests than `maxsize` away from it.
         options: dict[str, Any] = {"timeout": urllib3.Timeout(connect=self.timeout), "maxsize": self._connections}
+        options["each_s"] = self._answer_s
         end = self.endpoint
         if not end.ssl:
             return _PlainPool(end.host, end.port, **options)

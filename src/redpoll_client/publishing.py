@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hmac
 import json
 import secrets
 import ssl as ssl_module
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -16,11 +17,14 @@ from redpoll_client import names
 from redpoll_client.calls import Answer, Attempts, Call
 from redpoll_client.encryption import channel_key, encrypt, master_key
 from redpoll_client.errors import Unavailable
+from redpoll_client.grants import mint_grant
 from redpoll_client.settings import Endpoint, endpoint_of
 from redpoll_client.signatures import hex_hmac, sign_channel, sign_user, to_json
 
 __all__ = ["History", "Message", "PublisherBase"]
 
+# Seconds that a read of a stream may take beyond `timeout`: the server answers after 15 s without a message.
+_LONG_POLL_S = 20.0
 # `validate_webhook` refuses older ones, as `pusher` does.
 _WEBHOOK_MAX_AGE_MS = 300_000
 
@@ -94,6 +98,8 @@ class PublisherBase:
         self.endpoint: Endpoint = endpoint_of(app_id, key, secret, ssl, host, port, cluster, url=url, prefix=prefix)
         self.timeout = timeout
         self.total_timeout = total
+        # For the next bytes of an answer.
+        self._answer_s = timeout
         self.idempotency = idempotency
         self.max_data_bytes = max_data_bytes
         self._attempts = attempts
@@ -103,6 +109,7 @@ class PublisherBase:
         self._json_decoder = json_decoder
         self._master_key = None if encryption_master_key_base64 is None else master_key(encryption_master_key_base64)
         self._closed = False
+        self._base = f"/apps/{self.endpoint.app_id}"
         self._prepare()
 
     def _prepare(self) -> None:
@@ -139,6 +146,25 @@ class PublisherBase:
             master_key=self._master_key,
             json_encoder=self._json_encoder,
         )
+
+    def grant(
+        self, channels: Sequence[str], user_id: str | None, user_info: Any, lasts_s: int
+    ) -> tuple[str, dict[str, str]]:
+        """One grant for these channels, with what signatures of them would allow, and the `shared_secret` of each
+        encrypted one. Raises ValueError as `mint_grant`."""
+        shared = {
+            name: self.authenticate(name, "0.0")["shared_secret"] for name in channels if names.is_encrypted(name)
+        }
+        auth = mint_grant(
+            self.endpoint.key,
+            self.endpoint.secret,
+            channels,
+            user_id=user_id,
+            user_info=user_info,
+            client_events=True,
+            lasts_s=lasts_s,
+        )
+        return auth, shared
 
     def authenticate_user(self, socket_id: str, user_data: Mapping[str, Any]) -> dict[str, str]:
         """What a sign-in endpoint answers when this socket is this user's. See `sign_user`."""
@@ -187,7 +213,7 @@ class PublisherBase:
         return Attempts(self.endpoint, call, self._attempts, self.total_timeout, idempotent=self.idempotency)
 
     def _path(self, *parts: str) -> str:
-        return "/".join(("", "apps", self.endpoint.app_id, *(quote(part, safe="=@,;") for part in parts)))
+        return "/".join((self._base, *(quote(part, safe="=@,;") for part in parts)))
 
     def _data(self, channel: str, data: Any) -> str:
         """An event's data as it is sent. Strings are sent as they are, everything else as JSON."""
@@ -207,6 +233,7 @@ class PublisherBase:
         info: Iterable[str],
         correlation_id: str | None,
         already_encoded: bool,
+        end: bool = False,
     ) -> Call:
         targets = [channels] if isinstance(channels, str) else list(channels)
         if isinstance(channels, Mapping) or not 1 <= len(targets) <= names.MAX_CHANNELS:
@@ -225,6 +252,8 @@ class PublisherBase:
             body["socket_id"] = names.check_socket_id(socket_id)
         if attributes := _joined(info):
             body["info"] = attributes
+        if end:
+            body["end"] = True
         return self._publish("events", body, correlation_id)
 
     def _publish(self, path: str, body: dict[str, Any], correlation_id: str | None) -> Call:
@@ -233,7 +262,7 @@ class PublisherBase:
         encoded = to_json(body).encode()
         if len(encoded) > names.MAX_BODY_BYTES:
             raise ValueError(f"the request has {len(encoded)} bytes; at most {names.MAX_BODY_BYTES} are allowed")
-        return Call("POST", self._path(path), body=encoded, correlation_id=chosen)
+        return Call("POST", f"{self._base}/{path}", body=encoded, correlation_id=chosen)
 
     def _batch_parts(
         self, batch: Iterable[Mapping[str, Any]], already_encoded: bool, correlation_id: str | None
@@ -257,12 +286,14 @@ class PublisherBase:
             data = item["data"] if already_encoded else self._data(channel, item["data"])
             if not isinstance(data, str):
                 raise ValueError("data must be a string when already_encoded is set")
-            found = {"channel": channel, "name": names.check_event(item["name"]), "data": data}
+            found: dict[str, Any] = {"channel": channel, "name": names.check_event(item["name"]), "data": data}
             names.check_data(data, self.max_data_bytes)
             if item.get("socket_id") is not None:
                 found["socket_id"] = names.check_socket_id(item["socket_id"])
             if item.get("info"):
                 found["info"] = _joined(item["info"])
+            if item.get("end"):
+                found["end"] = True
         except KeyError as error:
             raise ValueError(f"batch[{index}] has no {error}") from None
         except ValueError as error:
@@ -301,6 +332,46 @@ class PublisherBase:
         given = {"cursor": cursor, "since": since, "until": until}
         params.update({name: str(value) for name, value in given.items() if value is not None})
         return Call("GET", self._path("channels", names.check_channel(channel), "history"), params)
+
+    def _delete_history(self, channel: str) -> Call:
+        return Call("DELETE", self._path("channels", names.check_channel(channel), "history"))
+
+    def _unsubscribe(self, channel: str, user_id: str | None, socket_id: str | None) -> Call:
+        if not names.needs_signature(names.check_channel(channel)):
+            raise ValueError(f"{channel}: only private- and presence- channels can be closed to someone")
+        if (user_id is None) == (socket_id is None):
+            raise ValueError("give user_id or socket_id, and not both")
+        whom = {"socket_id": names.check_socket_id(socket_id)} if socket_id is not None else {"user_id": user_id}
+        return Call("POST", self._path("channels", channel, "unsubscribe"), body=to_json(whom).encode())
+
+    def _revoke_grants(self, user_id: str | None, jti: str | None) -> Call:
+        if (user_id is None) == (jti is None):
+            raise ValueError("give user_id or jti, and not both")
+        whom = {"jti": jti} if jti is not None else {"sub": user_id}
+        return Call("POST", self._path("grants", "revoke"), body=to_json(whom).encode())
+
+    def _for_reading(self, channel: str, offset: str) -> tuple[Self, Callable[[str, bool, str], Call]]:
+        """A publisher with one connection that waits for long polls, and what makes the requests of a reader."""
+        path = self._path("channels", names.check_channel(channel), "stream")
+        if not isinstance(offset, str) or not offset:
+            raise ValueError(f"offset {offset!r:.80} must be -1 for the beginning, now, or a reader's position")
+        if self._closed:
+            raise RuntimeError("this publisher is closed")
+        reader = copy.copy(self)
+        reader._connections = 1
+        reader._answer_s = self.timeout + _LONG_POLL_S
+        reader.total_timeout = self.total_timeout + _LONG_POLL_S
+        reader._prepare()
+
+        def call(position: str, live: bool, cursor: str) -> Call:
+            params = {"offset": position}
+            if live:
+                params["live"] = "long-poll"
+            if cursor:
+                params["cursor"] = cursor
+            return Call("GET", path, params, stream=True)
+
+        return reader, call
 
     def _trace(self, trace_id: str) -> Call:
         if not trace_id.isalnum() or len(trace_id) > 64:

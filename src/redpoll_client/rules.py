@@ -13,6 +13,8 @@
 The modules for Django, Starlette, FastAPI and Flask have the routes. A name without a rule, a name that doesn't fit,
 nobody logged in and a function that raises are answered alike, with 403 and without a signature; the log says which it
 was.
+
+`Rules(grant_s=3600)` lets pages ask for one signed grant in place of many signatures (redpoll only).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
+from redpoll_client.grants import MAX_GRANT_S
 from redpoll_client.names import MAX_NAME_CHARS, check_channel, check_socket_id, is_encrypted
 from redpoll_client.publishing import PublisherBase
 
@@ -37,6 +40,8 @@ __all__ = [
     "Rules",
     "authorize",
     "authorize_sync",
+    "grant",
+    "grant_sync",
     "parse_auth",
     "sign_in",
     "sign_in_sync",
@@ -136,9 +141,16 @@ class _Pattern:
 
 
 class Rules:
-    """Rules for channels, and optionally what a sign-in knows of the user. Modules add to it when they are imported."""
+    """Rules for channels, and optionally what a sign-in knows of the user. Modules add to it when they are imported.
 
-    def __init__(self) -> None:
+    `grant_s`: how long a grant lasts that the route `/grant` answers with, at most a day; None: that route is off. The
+    app needs `redpoll app set ID grants=true`.
+    """
+
+    def __init__(self, *, grant_s: int | None = None) -> None:
+        if grant_s is not None and not 0 < grant_s <= MAX_GRANT_S:
+            raise ValueError(f"grant_s must be 1 to {MAX_GRANT_S} seconds, not {grant_s}")
+        self.grant_s = grant_s
         self._rules: list[tuple[_Pattern, Rule]] = []
         self._user_data: Rule | None = None
 
@@ -211,7 +223,8 @@ class BadAuthRequest(Exception):
 
 @dataclass(frozen=True)
 class AuthRequest:
-    """`channels` are the names to sign for, none in a sign-in. `several`: the answer is by name."""
+    """`channels` are the names to sign for, none in a sign-in. `several`: the answer is by name. `socket_id` is empty
+    if none was posted, as for a grant, which is for no connection."""
 
     socket_id: str
     channels: tuple[str, ...]
@@ -236,12 +249,14 @@ def parse_auth(content_type: str, body: bytes) -> AuthRequest:
         raise BadAuthRequest("the body is neither a form nor a JSON object") from None
     several = isinstance(names, list)
     channels = names if isinstance(names, list) else [] if names is None else [names]
+    socket_id = "" if socket_id is None else socket_id
     if not isinstance(socket_id, str) or not all(isinstance(name, str) for name in channels):
         raise BadAuthRequest("socket_id and channel_name must be strings")
     if len(channels) > _MAX_CHANNELS:
         raise BadAuthRequest(f"{len(channels)} channels; at most {_MAX_CHANNELS} are allowed")
     try:
-        check_socket_id(socket_id)
+        if socket_id:
+            check_socket_id(socket_id)
     except ValueError as error:
         raise BadAuthRequest(str(error)) from None
     return AuthRequest(socket_id, tuple(channels), several)
@@ -255,8 +270,8 @@ _Steps = Iterator[Any]
 
 def _decide(rules: Rules, signer: PublisherBase, request: AuthRequest, user: Any, user_id: str | None) -> Any:
     answers: dict[str, Any] = {}
-    if not request.channels:
-        return 400, {"error": "channel_name is missing"}
+    if not request.channels or not request.socket_id:
+        return 400, {"error": "channel_name or socket_id is missing"}
     for channel in dict.fromkeys(request.channels):
         answers[channel] = yield from _one(rules, signer, request.socket_id, channel, user, user_id)
     if not request.several:
@@ -270,6 +285,19 @@ def _decide(rules: Rules, signer: PublisherBase, request: AuthRequest, user: Any
 
 def _one(rules: Rules, signer: PublisherBase, socket_id: str, channel: str, user: Any, user_id: str | None) -> Any:
     """The signature for one channel, or None."""
+    try:
+        member = yield from _member(rules, channel, user, user_id)
+        if member is None:
+            return None
+        return signer.authenticate(channel, socket_id, member if channel.startswith("presence-") else None)
+    except Exception:
+        _log.exception("the signature for %.200r failed", channel)
+        return None
+
+
+def _member(rules: Rules, channel: str, user: Any, user_id: str | None) -> Any:
+    """Who the user is in a channel that the rules let it join: `user_id`, and `user_info` if its rule gives one. None
+    if it may not."""
     found = rules.find(channel)
     if user is None or user_id is None or found is None:
         _log.info("no signature for %.200r: %s", channel, "no rule fits" if found is None else "nobody is logged in")
@@ -279,24 +307,53 @@ def _one(rules: Rules, signer: PublisherBase, socket_id: str, channel: str, user
         result = yield function, user, parts
         presence = channel.startswith("presence-")
         if isinstance(result, Mapping) and presence:
-            member = {"user_id": user_id, "user_info": dict(result)}
-        elif result is True:
-            member = {"user_id": user_id}
-        else:
-            if result is not False and result is not None:
-                _log.error(
-                    "the rule of %.200r returned %s, which is neither True nor False", channel, type(result).__name__
-                )
-            return None
-        return signer.authenticate(channel, socket_id, member if presence else None)
+            return {"user_id": user_id, "user_info": dict(result)}
+        if result is True:
+            return {"user_id": user_id}
+        if result is not False and result is not None:
+            _log.error(
+                "the rule of %.200r returned %s, which is neither True nor False", channel, type(result).__name__
+            )
+        return None
     except Exception:
         _log.exception("the rule of %.200r failed", channel)
         return None
 
 
+def _grant(rules: Rules, signer: PublisherBase, request: AuthRequest, user: Any, user_id: str | None) -> Any:
+    if rules.grant_s is None:
+        return 404, {"error": "grants are off here"}
+    if not request.channels:
+        return 400, {"error": "channel_name is missing"}
+    allowed: list[str] = []
+    infos: list[Any] = []
+    for channel in dict.fromkeys(request.channels):
+        member = yield from _member(rules, channel, user, user_id)
+        if member is None:
+            continue
+        if channel.startswith("presence-"):
+            info = member.get("user_info")
+            if infos and info != infos[0]:
+                _log.error("no grant for %.200r: a grant has one user_info, and this channel's is another", channel)
+                continue
+            infos.append(info)
+        allowed.append(channel)
+    if not allowed:
+        return 403, _FORBIDDEN
+    try:
+        auth, secrets = signer.grant(allowed, user_id, infos[0] if infos else None, rules.grant_s)
+    except ValueError as error:
+        _log.error("no grant for user %.200r: %s", user_id, error)
+        return 400, {"error": "a grant can't hold these channels: ask for fewer"}
+    answer = {"auth": auth, "user_id": user_id, "seconds": rules.grant_s, "channels": allowed}
+    return 200, {**answer, "shared_secrets": secrets} if secrets else answer
+
+
 def _sign_in(rules: Rules, signer: PublisherBase, request: AuthRequest, user: Any, user_id: str | None) -> Any:
     if user is None or user_id is None:
         return 403, _FORBIDDEN
+    if not request.socket_id:
+        return 400, {"error": "socket_id is missing"}
     try:
         more = (yield rules.user_data, user, {}) if rules.user_data is not None else {}
         return 200, signer.authenticate_user(request.socket_id, {**(more or {}), "id": user_id})
@@ -361,6 +418,16 @@ def sign_in_sync(arguments: Arguments, run_async: Callable[[Awaitable[Any]], Any
     return _run_sync(_sign_in(*arguments), run_async)
 
 
+def grant_sync(arguments: Arguments, run_async: Callable[[Awaitable[Any]], Any]) -> Answer:
+    """As `authorize_sync`, with one grant for those of the channels that the user may join: `auth`, the grant's
+    `channels`, `user_id`, and `seconds`, how long it lasts. With encrypted channels also `shared_secrets`, by name. 404
+    without `Rules(grant_s=…)`.
+
+    A grant has one `user_info`, that of the first presence channel; presence channels with another one are left out.
+    """
+    return _run_sync(_grant(*arguments), run_async)
+
+
 async def authorize(arguments: Arguments, run_sync: Callable[..., Awaitable[Any]]) -> Answer:
     """As `authorize_sync`, in asyncio. `run_sync` runs functions that may block, in a thread."""
     return await _run(_decide(*arguments), run_sync)
@@ -369,3 +436,8 @@ async def authorize(arguments: Arguments, run_sync: Callable[..., Awaitable[Any]
 async def sign_in(arguments: Arguments, run_sync: Callable[..., Awaitable[Any]]) -> Answer:
     """As `authorize`, for a sign-in endpoint."""
     return await _run(_sign_in(*arguments), run_sync)
+
+
+async def grant(arguments: Arguments, run_sync: Callable[..., Awaitable[Any]]) -> Answer:
+    """As `grant_sync`, in asyncio; `run_sync` as in `authorize`."""
+    return await _run(_grant(*arguments), run_sync)

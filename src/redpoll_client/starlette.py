@@ -3,7 +3,8 @@
     realtime = Realtime(rules, get_user=lambda request: request.user, user_id=lambda user: user.username)
     app = Starlette(routes=[Mount("/realtime", routes=realtime.routes())], lifespan=realtime.lifespan)
 
-Channels are signed at `/realtime/auth`, sign-ins at `/realtime/user-auth`; webhooks arrive at `/realtime/webhook`. For
+Channels are signed at `/realtime/auth`, sign-ins at `/realtime/user-auth`; `/realtime/grant` answers with one grant for
+many channels, if the rules have `grant_s`; webhooks arrive at `/realtime/webhook`. For
 pages of other origins add Starlette's CORSMiddleware. A page of the same origin needs a session cookie with
 `SameSite=Lax` or a token in a header, so that no other site can ask in the user's name.
 """
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from redpoll_client.async_publisher import AsyncPublisher
 from redpoll_client.errors import InvalidWebhook
-from redpoll_client.rules import MAX_AUTH_BYTES, BadAuthRequest, Rules, authorize, parse_auth, sign_in
+from redpoll_client.rules import MAX_AUTH_BYTES, BadAuthRequest, Rules, authorize, grant, parse_auth, sign_in
 from redpoll_client.webhooks import MAX_WEBHOOK_BYTES, SeenDeliveries, WebhookEvent, verify_webhook
 
 __all__ = ["BodyTooLarge", "Realtime", "read_body"]
@@ -95,10 +96,11 @@ class Realtime:
             self._publisher = None
 
     def routes(self) -> list[Route]:
-        """`/auth`, `/user-auth`, and with `on_webhook` `/webhook`; all POST."""
+        """`/auth`, `/user-auth`, `/grant`, and with `on_webhook` `/webhook`; all POST."""
         routes = [
             Route("/auth", self.auth, methods=["POST"]),
             Route("/user-auth", self.user_auth, methods=["POST"]),
+            Route("/grant", self.grant, methods=["POST"]),
         ]
         if self._on_webhook is not None:
             routes.append(Route("/webhook", self.webhook, methods=["POST"]))
@@ -112,6 +114,10 @@ class Realtime:
         """Signs the user's connection in."""
         return await self.answer(request, await self._user(request), sign_in, self.publisher)
 
+    async def grant(self, request: Request) -> Response:
+        """Makes one grant for the channels that the rules let the user join."""
+        return await self.answer(request, await self._user(request), grant, self.publisher)
+
     async def answer(
         self,
         request: Request,
@@ -119,7 +125,7 @@ class Realtime:
         decide: Callable[..., Awaitable[tuple[int, Any]]],
         signer: AsyncPublisher,
     ) -> Response:
-        """The response to a request of this user; `decide` is `authorize` or `sign_in`."""
+        """The response to a request of this user; `decide` is `authorize`, `sign_in` or `grant`."""
         try:
             body = await read_body(request, MAX_AUTH_BYTES)
             asked = parse_auth(request.headers.get("Content-Type", ""), body)

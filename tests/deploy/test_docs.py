@@ -358,6 +358,7 @@ async def test_streams(server, kept_news, folder):
     stored, live = CURL.findall((DOCS / "streams.md").read_text())
     curl = {"STREAM": f"{server.public_url}/apps/{server.app_id}/channels/news-sport/stream", "TOKEN": tokens["read"]}
     client, script, page_file = written(folder, server, "streams.md", "read.mjs", "answer.py", "source.html")
+    (in_python,) = written(folder, server, "streams.md", "read.py")
     page_file.write_text(page_file.read_text().replace("=TOKEN", f"={tokens['read']}"))
     async with Api(server) as api, async_playwright() as playwright:
         # Of other tests.
@@ -384,6 +385,7 @@ async def test_streams(server, kept_news, folder):
         assert await run(sys.executable, script, TOKEN=tokens["publish"]) == ""
         refused = await api.ask("POST", "/events", {"name": "text", "channel": "news-answer-7", "data": "{}"})
         assert refused[1]["code"] == "channel_ended"
+        assert (await run(sys.executable, in_python)).count("delta") == 4
 
 
 async def test_app_is_made_over_http(server):

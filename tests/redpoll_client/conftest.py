@@ -18,7 +18,16 @@ from walk import WEBHOOKS, command
 def server() -> Iterator[Server]:
     """Two workers, with the features that only redpoll has. Tests use channels of their own."""
     with Server(workers=2, **WEBHOOKS) as running:
-        command(running, "app", "set", running.app_id, "idempotency=true", "watchlist=true", "subscription_count=true")
+        command(
+            running,
+            "app",
+            "set",
+            running.app_id,
+            "idempotency=true",
+            "watchlist=true",
+            "subscription_count=true",
+            "grants=true",
+        )
         command(
             running, "history", "rule", "add", running.app_id, "--prefix", "kept-", "--keep", "1000", "--seconds", "600"
         )

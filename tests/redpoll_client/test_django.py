@@ -52,6 +52,11 @@ def test_auth_routes(client):
     user_id = json.loads(answer["channel_data"])["user_id"]
     assert post(client, "/user-auth", **FORM) == (200, signer.authenticate_user("1.2", {"id": user_id}))
     assert post(client, "/auth", socket_id="1.2")[0] == 400
+    assert post(client, "/grant", **{"channel_name[]": "private-anna"})[0] == 404
+    rules.grant_s = 60
+    granted = post(client, "/grant", **{"channel_name[]": "private-anna"})[1]
+    assert (granted["channels"], granted["user_id"]) == (["private-anna"], user_id)
+    rules.grant_s = None
     assert post(client, "/auth", socket_id="x" * 70_000)[0] == 413
     assert client.get("/auth").status_code == 405
     # A multipart form that nothing has read before.

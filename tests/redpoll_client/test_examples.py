@@ -2,7 +2,7 @@
 
 The page joins the user's own order, is refused another one, sees itself in a presence channel, signs in, and hears what
 the example publishes. `EXAMPLES=all` runs each at the fake; `EXAMPLES=http://KEY:SECRET@HOST:PORT/apps/ID` runs each at
-another server, such as soketi.
+another server, such as soketi. `EXAMPLES_PYTHON` is another Python that runs them.
 """
 
 import os
@@ -23,8 +23,9 @@ from .conftest import url_of
 PUSHER_JS = Path(__file__).parents[1] / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
 FLAGS = ["--no-sandbox", "--disable-gpu"]
 # What serves an example, and says where.
-UVICORN = [sys.executable, "-m", "uvicorn", "--host", "127.0.0.1", "--port", "0"]
-FLASK = [sys.executable, "-m", "flask", "--app", "redpoll_client.examples.flask_app", "run", "--port", "0"]
+PYTHON = os.environ.get("EXAMPLES_PYTHON", sys.executable)
+UVICORN = [PYTHON, "-m", "uvicorn", "--host", "127.0.0.1", "--port", "0"]
+FLASK = [PYTHON, "-m", "flask", "--app", "redpoll_client.examples.flask_app", "run", "--port", "0"]
 # Django's runserver doesn't say which free port it took.
 DJANGO = """
 import sys
@@ -39,7 +40,7 @@ print(f"http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
 server.serve_forever()
 """
 EXAMPLES = {
-    "django": [sys.executable, "-c", DJANGO],
+    "django": [PYTHON, "-c", DJANGO],
     "fastapi": [*UVICORN, "redpoll_client.examples.fastapi_app:app"],
     "flask": FLASK,
 }

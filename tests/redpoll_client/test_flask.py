@@ -24,7 +24,7 @@ def received():
 
 @pytest.fixture
 def client(received):
-    rules = Rules()
+    rules = Rules(grant_s=60)
 
     @rules.channel("private-{name}")
     async def own(user, name):
@@ -62,6 +62,9 @@ def test_auth_routes(client):
     assert post("auth", "anna", socket_id="x" * 70_000)[0] == 413
     assert post("user-auth", "anna", **FORM) == (200, signer.authenticate_user("1.2", {"id": "anna"}))
     assert post("user-auth", **FORM)[0] == 403
+    granted = post("grant", "anna", **{"channel_name[]": "private-anna"})[1]
+    assert (granted["channels"], granted["auth"][:2]) == (["private-anna"], "k:")
+    assert post("grant", **{"channel_name[]": "private-anna"}) == (403, {"error": "forbidden"})
 
 
 def test_webhooks(client, received):

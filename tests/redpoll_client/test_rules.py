@@ -1,6 +1,7 @@
 """Rules by name, and what an auth endpoint answers, without a framework."""
 
 import asyncio
+import base64
 import json
 
 import pytest
@@ -11,6 +12,8 @@ from redpoll_client.rules import (
     Rules,
     authorize,
     authorize_sync,
+    grant,
+    grant_sync,
     parse_auth,
     sign_in,
     sign_in_sync,
@@ -168,7 +171,6 @@ def test_an_encrypted_channel_needs_a_rule_that_says_so():
         ("application/json", b'{"socket_id":"1.2","channel_name":[1]}', 400),
         ("application/json", b'{"socket_id":"1.2:private-a","channel_name":"private-b"}', 400),
         ("application/json", json.dumps({"socket_id": "1.2", "channel_name": ["a"] * 101}).encode(), 400),
-        ("", b"channel_name=private-a", 400),
         ("", b"\xff", 400),
         ("", b"&".join(b"a%d=1" % number for number in range(300)), 400),
         ("", b"x" * 65537, 413),
@@ -191,3 +193,65 @@ def test_a_name_longer_than_a_channels_fits_no_rule():
     rules.channel("private-{name:any}")(lambda user, name: True)
     assert rules.find("private-" + "a" * 192) is not None
     assert rules.find("private-" + "a" * 193) is None
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def ask_grant(request):
+    """The answer of a route for grants."""
+
+    def ask(rules, signer, *channels, user="anna"):
+        body = json.dumps({"channel_name": list(channels)}).encode()
+        arguments = (rules, signer, parse_auth("application/json", body), user, user)
+        if request.param == "blocking":
+            return grant_sync(arguments, asyncio.run)
+        return asyncio.run(grant(arguments, asyncio.to_thread))
+
+    return ask
+
+
+def claims_of(answer):
+    packed = answer["auth"].split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+
+
+def test_a_grant_opens_what_the_rules_allow(ask_grant):
+    rules = Rules(grant_s=600)
+    rules.channel("private-{name}")(lambda user, name: name == user)
+    rules.channel("private-encrypted-{name}")(lambda user, name: name == user)
+    rules.channel("presence-{kind}-{name}")(lambda user, kind, name: {"kind": kind})
+    master = bytes(range(32))
+    signer = Publisher(
+        "1", "k", "s", host="127.0.0.1", port=1, encryption_master_key_base64=base64.b64encode(master).decode()
+    )
+    asked = ["private-bert", "private-anna", "presence-a-1", "presence-b-1", "presence-a-2", "private-encrypted-anna"]
+    status, answer = ask_grant(rules, signer, *asked)
+    # A grant has one user_info, so the second presence channel's doesn't fit.
+    assert (status, answer["channels"]) == (200, ["private-anna", "presence-a-1", "presence-a-2", asked[-1]])
+    assert (answer["user_id"], answer["seconds"]) == ("anna", 600)
+    shared = signer.authenticate("private-encrypted-anna", "1.2")["shared_secret"]
+    assert answer["shared_secrets"] == {"private-encrypted-anna": shared}
+    claims = claims_of(answer)
+    assert (claims["sub"], claims["info"], claims["channels"]) == ("anna", {"kind": "a"}, answer["channels"])
+    assert claims["exp"] - claims["iat"] == 600
+    assert claims["may"] == ["subscribe", "client_events"]
+
+
+def test_grants_that_nobody_gets(ask_grant, rules, signer):
+    assert ask_grant(rules, signer, "private-order-7")[0] == 404
+    rules.grant_s = 600
+    assert ask_grant(rules, signer, "private-order-7")[0] == 200
+    for channel in ("private-order-13", "private-order-8", "private-order-9", "private-other", "news"):
+        assert ask_grant(rules, signer, channel) == (403, FORBIDDEN)
+    assert ask_grant(rules, signer, "private-order-7", user=None) == (403, FORBIDDEN)
+    assert ask_grant(rules, signer)[0] == 400
+    rules.channel("private-{name:any}-long")(lambda user, name: True)
+    assert ask_grant(rules, signer, *(f"private-{'x' * 100}{number}-long" for number in range(60)))[0] == 400
+    for seconds in (0, 86_401):
+        with pytest.raises(ValueError, match="grant_s"):
+            Rules(grant_s=seconds)
+
+
+def test_a_signature_needs_a_socket(rules, signer):
+    asked = parse_auth("", b"channel_name=private-order-7")
+    assert authorize_sync((rules, signer, asked, "anna", "anna"), asyncio.run)[0] == 400
+    assert sign_in_sync((rules, signer, asked, "anna", "anna"), asyncio.run)[0] == 400

@@ -42,7 +42,7 @@ def received():
 
 @pytest.fixture(params=["starlette", "fastapi"])
 def app(request, received):
-    rules = Rules()
+    rules = Rules(grant_s=60)
     rules.channel("private-{name}")(lambda user, name: name == user)
 
     async def on_webhook(event):
@@ -88,6 +88,9 @@ async def test_auth_routes(app):
         assert (await post("auth", "anna", socket_id="x" * 70_000))[0] == 413
         assert await post("user-auth", "anna", **form) == (200, signer.authenticate_user("1.2", {"id": "anna"}))
         assert (await post("user-auth", **form))[0] == 403
+        granted = (await post("grant", "anna", **{"channel_name[]": "private-anna"}))[1]
+        assert (granted["channels"], granted["auth"][:2]) == (["private-anna"], "k:")
+        assert (await post("grant", **{"channel_name[]": "private-anna"}))[0] == 403
     with pytest.raises(RuntimeError, match="closed"):
         await signer.trigger("a", "e", "")
 

@@ -17,10 +17,10 @@ from django.views.decorators.http import require_POST
 from redpoll_client.django.configuration import endpoint_secrets, get_publisher, get_rules, user_id_of
 from redpoll_client.django.signals import webhook_received
 from redpoll_client.errors import InvalidWebhook
-from redpoll_client.rules import MAX_AUTH_BYTES, BadAuthRequest, authorize_sync, parse_auth, sign_in_sync
+from redpoll_client.rules import MAX_AUTH_BYTES, BadAuthRequest, authorize_sync, grant_sync, parse_auth, sign_in_sync
 from redpoll_client.webhooks import MAX_WEBHOOK_BYTES, verify_webhook
 
-__all__ = ["auth", "user_auth", "webhook"]
+__all__ = ["auth", "grant", "user_auth", "webhook"]
 
 # The longest time over which redpoll repeats a delivery by itself is 6.5 minutes; an operator may repeat it later.
 _REMEMBERED_S = 7 * 24 * 3600
@@ -72,6 +72,12 @@ def auth(request: HttpRequest) -> HttpResponse:
 def user_auth(request: HttpRequest) -> HttpResponse:
     """Signs the user's connection in."""
     return _answer(request, sign_in_sync)
+
+
+@require_POST
+def grant(request: HttpRequest) -> HttpResponse:
+    """Makes one grant for the channels that the rules let the user join."""
+    return _answer(request, grant_sync)
 
 
 @csrf_exempt
