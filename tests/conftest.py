@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import uvloop
 
+import lengths
 from postgres import PostgresServer
 from postgres import program as postgres_program
 from redpoll.host import embedded
@@ -39,8 +40,33 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("patient")
-# Folders whose files take longest. They start first, so that no long file runs alone at the end.
-LONGEST_FIRST = ("browser", "failures", "cli", "clients", "control")
+# Files that take longest, and folders of such files. They start first, so that no long file runs alone at the end.
+LONGEST_FIRST = (
+    "matrix",
+    "browser",
+    "failures",
+    "clients",
+    "cluster/test_model",
+    "redpoll_client/test_outbox",
+    "redpoll_client/test_examples",
+    "deploy/test_docs",
+    "host/test_supervisor",
+    "worker/fallback/test_relay",
+    "cli",
+    "control",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="Run the long forms (tests/README.md), without a time limit.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        lengths.chosen["long"] = True
+        # Read by pytest-timeout after this.
+        config.option.timeout = 0
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -49,8 +75,8 @@ def pytest_asyncio_loop_factories(config, item):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(TESTS).parts[0]
-        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+        path = item.path.relative_to(TESTS).as_posix()
+        return next((at for at, begin in enumerate(LONGEST_FIRST) if path.startswith(begin)), len(LONGEST_FIRST))
 
     items.sort(key=rank)
 

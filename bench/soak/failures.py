@@ -43,9 +43,8 @@ def main() -> None:
     print(json.dumps(about))
     with tempfile.TemporaryDirectory(prefix="rpbench") as folder:
         figures = Path(folder) / "figures"
-        environment = {**os.environ, "FAILURES_LONG": "1", "FAILURES_FIGURES": str(figures)}
-        # The limit for one test (pyproject.toml) is for the short form.
-        command = [sys.executable, "-m", "pytest", "-q", "-o", "timeout=0", *files]
+        environment = {**os.environ, "FAILURES_FIGURES": str(figures)}
+        command = [sys.executable, "-m", "pytest", "-q", "--long", *files]
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
         noted = json.loads(figures.read_text()) if figures.exists() else []
     print()

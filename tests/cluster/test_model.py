@@ -3,17 +3,16 @@
 At the end of each history Redis, every worker and every client must agree, and no client may ever have seen a user
 added twice or removed twice. The seed of a failing history is in the test's name.
 
-`HISTORIES=10000 pytest tests/cluster/test_model.py` runs more of them.
+`pytest --long` runs more of them.
 """
-
-import os
 
 import pytest
 
+from lengths import amount, seeds
 from random_history import ROOMS, RandomHistory
 from redpoll.cluster.membership.reaper import Reaper
 
-HISTORIES = int(os.environ.get("HISTORIES", "12"))
+SEEDS = seeds(6)
 
 
 class History(RandomHistory):
@@ -73,7 +72,7 @@ async def end(history: History, truth) -> None:
     assert await truth.channel_keys() == []
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_random_history_ends_in_agreement(seed, start_worker, link, keys, truth):
     history = History(seed, start_worker, link, keys)
     await history.begin(3)
@@ -81,7 +80,7 @@ async def test_random_history_ends_in_agreement(seed, start_worker, link, keys, 
     await end(history, truth)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(amount(1, 3)))
 async def test_snapshots_and_deltas_agree_under_churn(seed, start_worker, link, keys, truth):
     history = History(seed, start_worker, link, keys)
     await history.begin(4)

@@ -4,16 +4,16 @@ Connections break, workers are fenced and killed, and Redis loses its data. At t
 must have the last count, every watcher the present state of its users, and Redis the real numbers. The seed of a
 failing history is in the test's name.
 
-`HISTORIES=1000 pytest tests/cluster/test_model_of_counts.py` runs more of them.
+`pytest --long` runs more of them.
 """
 
 import asyncio
-import os
 import time
 from itertools import pairwise
 
 import pytest
 
+from lengths import amount, seeds
 from random_history import RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
@@ -22,7 +22,7 @@ from sums import counted
 CHANNELS = ("news", "cache-news", "private-news")
 USERS = tuple(f"u{n}" for n in range(5))
 LIMIT = 12
-HISTORIES = int(os.environ.get("HISTORIES", "10"))
+SEEDS = seeds(4)
 
 
 class History(RandomHistory):
@@ -170,14 +170,14 @@ async def begin(start_worker, make_app, link, keys):
     return make
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_random_history_ends_with_the_right_counts_and_states(seed, begin, truth):
     history = await begin(seed, 3)
     await history.run(250)
     await history.end(truth)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(amount(8, 60)))
 async def test_without_failures_no_connection_exceeds_the_limit(seed, begin, truth):
     history = await begin(seed, 4)
     for _ in range(10):

@@ -4,15 +4,15 @@ At the end of each, no subscriber may have got an event twice or out of order, a
 after its last position. So a subscriber that was sent no new position missed nothing. The seed of a failing run is in
 the test's name.
 
-`HISTORIES=1000 pytest tests/cluster/test_model_of_history.py` runs more of them.
+`pytest --long` runs more of them.
 """
 
 import asyncio
-import os
 
 import pytest
 
 from bus_publishing import Outgoing, publish_all
+from lengths import seeds
 from random_history import RandomHistory
 from redpoll import _frame
 from redpoll.cluster.bus import Bus
@@ -27,7 +27,7 @@ RULES = (
     HistoryRule(id="000003", name="presence-all", keep=10_000, seconds=3_600),
 )
 CHANNELS = tuple(rule.name for rule in RULES)
-HISTORIES = int(os.environ.get("HISTORIES", "8"))
+SEEDS = seeds(4)
 
 
 class Scenario(RandomHistory):
@@ -171,7 +171,7 @@ def app(make_app):
     return make_app(history=RULES, max_presence_members=0)
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_every_stored_message_arrives_once_and_in_order(seed, start_worker, app, link, keys, truth, wait_until):
     scenario = Scenario(seed, start_worker, app, link, keys)
     await scenario.begin()

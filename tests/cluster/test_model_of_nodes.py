@@ -7,11 +7,10 @@ is fitter, Redis, workers and clients agree, nothing of a dead node is left, and
 channel alternates and is right. The seed of a failing history is in the test's name. Of three histories, one has no
 failovers, one has them, and one runs on a Cluster of two masters, where the slots in use move, too.
 
-`HISTORIES=1000 pytest tests/cluster/test_model_of_nodes.py` runs more of them, and `FIRST=300` begins with that seed.
+`pytest --long` runs more of them, and `FIRST=300` begins with that seed.
 """
 
 import asyncio
-import os
 import random
 import time
 from binascii import crc_hqx
@@ -21,6 +20,7 @@ import hiredis
 import pytest
 import redis as redis_py
 
+from lengths import seeds
 from links import quick_link, transports
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
@@ -38,8 +38,7 @@ from redpoll.store.webhooks import Endpoint
 from sentinel import redis_cluster
 from unkeyed import shard
 
-FIRST = int(os.environ.get("FIRST", "0"))
-SEEDS = range(FIRST, FIRST + int(os.environ.get("HISTORIES", "6")))
+SEEDS = seeds(4)
 KINDS = ("no failover", "failovers", "cluster")
 # A node is dead after four heartbeats and at most five.
 BEAT_S = 0.05

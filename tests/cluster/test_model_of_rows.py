@@ -5,11 +5,10 @@ A witness records what happened in Redis, from MONITOR and from the deltas that 
 committed are compared with it. For each channel and user they must alternate, end at the present state, report every
 absence longer than the debounce, and no shorter one. The seed of a failing history is in the test's name.
 
-`HISTORIES=1000 pytest tests/cluster/test_model_of_rows.py` runs more of them.
+`pytest --long` runs more of them.
 """
 
 import asyncio
-import os
 import random
 import re
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 import hiredis
 import pytest
 
+from lengths import seeds
 from random_history import NEWS, ROOMS, RandomHistory
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
@@ -26,7 +26,7 @@ from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.transition import Transition
 
-HISTORIES = int(os.environ.get("HISTORIES", "5"))
+SEEDS = seeds(3)
 
 DRAIN_S = 0.02
 # A row has the time at which its script began, MONITOR the time of a command in it. On a busy machine Redis may lose
@@ -303,7 +303,7 @@ def faults(history, witness) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_rows_of_a_random_history_report_what_happened(seed, begin, witness, redis, link, truth):
     history = await begin(seed, redis, link, 0.1)
     await history.run(150, history.mishap)
@@ -312,7 +312,7 @@ async def test_rows_of_a_random_history_report_what_happened(seed, begin, witnes
     assert faults(history, witness) == []
 
 
-@pytest.mark.parametrize("seed", range(max(3, HISTORIES // 2)))
+@pytest.mark.parametrize("seed", SEEDS[: max(2, len(SEEDS) // 2)])
 async def test_without_a_debounce_every_change_is_reported(seed, begin, witness, redis, link, truth):
     history = await begin(seed, redis, link, 0)
     await history.run(150, history.mishap)
@@ -321,7 +321,7 @@ async def test_without_a_debounce_every_change_is_reported(seed, begin, witness,
     assert faults(history, witness) == []
 
 
-@pytest.mark.parametrize("seed", range(max(1, HISTORIES // 5)))
+@pytest.mark.parametrize("seed", SEEDS[: max(1, len(SEEDS) // 5)])
 async def test_rows_end_at_the_present_state_even_if_redis_is_killed(seed, begin, own_redis, make_truth, wait_until):
     truth = await make_truth(own_redis)
     history = await begin(seed, own_redis, truth.link, 0.1)

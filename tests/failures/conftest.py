@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from lengths import is_long
 from server import Server
 
-LONG = os.environ.get("FAILURES_LONG") == "1"
+LONG = is_long()
 CI_PATIENCE_S = 60.0
 
 

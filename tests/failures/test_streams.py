@@ -1,7 +1,7 @@
 """Readers over HTTP lose nothing and get nothing twice while workers and Redis are killed, in each way to read.
 
 The publisher repeats requests that got 503 with the same correlation id, and the app has idempotency on, as in
-test_history.py. `KILLS=20` is the long form.
+test_history.py. `pytest --long` kills 20 times.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from lengths import amount
 from publishing import publish_number
 from reading import EVENTS, Reading, Stream, keep, read_token
 from redpoll.cli import main
@@ -25,7 +26,7 @@ from server import Server
 from wire import Api, eventually
 
 CHANNEL = "kept-news"
-KILLS = int(os.environ.get("KILLS", "4"))
+KILLS = amount(4, 20)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import pytest
 
 from crowd import ADDED, REMOVED, Crowd, visitors
 from leading import command, leader, leading_name, rows
+from lengths import is_long
 from ports import reserved_ports
 from proxy import Proxy
 from receiver import Receiver
@@ -24,7 +25,7 @@ from server import Server
 from wire import Api, Socket, eventually
 
 HEADING = "Several servers"
-LONG = os.environ.get("FAILURES_LONG") == "1"
+LONG = is_long()
 CLIENTS = 2_000 if LONG else 45
 PER_S = 2.0 if LONG else 8.0
 CHANNELS = 20 if LONG else 5

@@ -221,7 +221,11 @@ async def _used_by_http(cell: Cell, *transports: str) -> None:
     assert sorted(data["n"] for data in sent) == list(range(8))
     other.send({"event": "client-n", "channel": channel, "data": {"n": "bert's"}})
     assert (await client.heard(channel, "client-n"))["data"] == {"n": "bert's"}
-    await client.close()
+    if transports == ("xhr_polling",):
+        # No request says that a polling client has closed, so its session ends 30 s later. worker/fallback tests that.
+        await client.unsubscribe(channel)
+    else:
+        await client.close()
     assert data_of(await other.next("pusher_internal:member_removed", channel))["user_id"] == anna
 
 

@@ -1,7 +1,7 @@
 """The tests of tests/clients and of hostile input that need no second process, over the fake.
 
 `fake_rows.py` lists them, those that don't apply, and why. In the suite, the short ones;
-`CLIENTS=all pytest tests/testing/test_clients.py` takes all.
+`pytest --long` takes all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from clients.test_browser_module import opened_page
+from lengths import is_long
 from node import Node, auth_endpoint, local_signer
 from redpoll.testing import FakeServer
 from testing import fake_rows
 
-ALL = os.environ.get("CLIENTS") == "all"
 CLIENTS = Path(__file__).parents[1] / "clients"
 
 
@@ -59,7 +59,7 @@ def rows() -> Iterator[Any]:
     """Each test function with each of its parameters."""
     for module in fake_rows.MODULES:
         for function in fake_rows.tests_of(module):
-            if ALL or not fake_rows.is_long(function):
+            if is_long() or not fake_rows.is_long(function):
                 for number, values in enumerate(fake_rows.parameters_of(function)):
                     name = f"{fake_rows.short(module)}-{function.__name__[5:]}-{number}"
                     yield pytest.param(function, values, id=name)

@@ -1,25 +1,22 @@
 """The cells of the matrix, library by feature, over the fake. `fake_rows.py` lists those that don't apply, and why.
 
-In the suite, one library of each kind; `MATRIX=all pytest tests/testing/test_matrix.py` takes all but Chromium.
+In the suite, one library of each kind; `pytest --long` takes all but Chromium.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from lengths import amount
 from matrix.features import ROWS, Cell, Row
 from matrix.libraries import COLUMNS, Column
 from testing.fake_rows import ROWS_WITHOUT
 from testing.fake_world import FakeWorld, running_fake_world
 
-LIBRARIES = {
-    "all": {column.id for column in COLUMNS} - {"chromium"},
-    "": {"pusher_js", "pypi"},
-}[os.environ.get("MATRIX", "")]
+LIBRARIES = amount({"pusher_js", "pypi"}, {column.id for column in COLUMNS} - {"chromium"})
 CELLS = [
     pytest.param(row, column, id=f"{row.id}-{column.id}")
     for row in ROWS

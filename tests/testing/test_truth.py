@@ -1,16 +1,16 @@
 """The fake tells the truth: a random history of messages gives each client the same frames from both servers.
 
-The long form: `HISTORY=1000 SEEDS=1,2,3 pytest tests/testing/test_truth.py`.
+`pytest --long` takes longer ones.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from lengths import amount, seeds
 from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.protocol.limits import Limits
 from redpoll.testing import FakeServer
@@ -18,8 +18,7 @@ from server import Server
 from testing.twins import Side, Twins
 from wire import Api, Socket, eventually
 
-LENGTH = int(os.environ.get("HISTORY", "100"))
-SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1,2,3").split(",")]
+LENGTH = amount(100, 1000)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def new_app(server: Server) -> NewApp:
     return NewApp(server.port, str(made["id"]), made["key"], made["secret"])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_a_random_history_gives_each_client_the_same_frames(real: Server, seed: int) -> None:
     app = new_app(real)
     await eventually(app.is_known, True)

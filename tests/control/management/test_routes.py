@@ -22,13 +22,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from lengths import amount
 from redpoll.control.http.router import Access
 from redpoll.protocol.tokens import MANAGE, SCOPES
 from server import Server
 from wire import Socket, end_all
 
-# Calls of each operation and kind of input; the long form: EXAMPLES=200.
-EXAMPLES = int(os.environ.get("EXAMPLES", "5"))
+# Calls of each operation and kind of input.
+EXAMPLES = amount(3, 200)
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

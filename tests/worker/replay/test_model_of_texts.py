@@ -1,7 +1,7 @@
 """Random rules with a rate, publishes, slow readers, cuts and replays: each client's text is the published one.
 
 Each event has a number, and the text of a piece is its number, so what a client shows says which events it got. The
-long form: `HISTORIES=1000 pytest tests/worker/replay/test_model_of_texts.py`; the seed is in the test's name.
+long form: `pytest --long`; the seed is in the test's name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import pytest
 import websockets
 
 from bus_publishing import publish_all
+from lengths import seeds
 
 CHANNEL = "chat-a"
-HISTORIES, FIRST = int(os.environ.get("HISTORIES", "6")), int(os.environ.get("FIRST", "0"))
+SEEDS = seeds(4)
 # A replay of so many events has everything.
 REPLAY = 1_000
 
@@ -202,7 +203,7 @@ class Model:
                 assert min(numbers[at + 1 :], default=len(self.published)) > number
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_each_client_shows_what_was_published(bench, seed: int):
     worker = await bench.start()
     # Accepted sockets get the same small buffer, so that kernels are full after a few events.
