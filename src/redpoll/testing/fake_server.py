@@ -29,9 +29,10 @@ from redpoll.protocol.tokens import SCOPES, Token
 from redpoll.testing.api import Api
 from redpoll.testing.clock import Clock
 from redpoll.testing.expectations import Expectations
-from redpoll.testing.hub import Hub, Space
+from redpoll.testing.hub import Hub
 from redpoll.testing.loop_thread import LoopThread
 from redpoll.testing.port import Port
+from redpoll.testing.space import Space
 from redpoll.testing.suite_routes import suite_routes_of
 from redpoll.testing.webhooks import Format, Webhook, Webhooks
 

@@ -7,7 +7,6 @@ The rules are those of `redpoll.protocol`. What the real server keeps in Redis i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from redpoll.protocol import frames
@@ -30,22 +29,16 @@ from redpoll.protocol.grants import AppGrants
 from redpoll.protocol.history import InvalidOffset, Position, UnknownEpoch, bounded
 from redpoll.protocol.users import TERMINATED
 from redpoll.testing.channel import Channel, Client
-from redpoll.testing.clock import Clock, Timer
+from redpoll.testing.clock import Clock
 from redpoll.testing.histories import Histories, Stored
 from redpoll.testing.online import Group, SignedInUsers
 from redpoll.testing.rates import joined_frames, last_joined, part_of
 from redpoll.testing.recorder import Published, Recorder
+from redpoll.testing.space import Cached, Space
 from redpoll.testing.webhooks import Webhooks
 from redpoll.worker.hub.watchlists import Watchlists
 
-__all__ = ["Hub", "Space"]
-
-
-class _Cached(NamedTuple):
-    event: str
-    data: str
-    user_id: str | None
-    until: float
+__all__ = ["Hub"]
 
 
 class _Start(NamedTuple):
@@ -60,28 +53,6 @@ class _Start(NamedTuple):
     has_cached: bool = False
 
 
-@dataclass
-class Space:
-    """What the server holds of one app. `current` is the record that its sessions share."""
-
-    current: CurrentApp
-    histories: Histories
-    clients: dict[str, Client] = field(default_factory=dict)
-    channels: dict[str, Channel] = field(default_factory=dict)
-    cache: dict[str, _Cached] = field(default_factory=dict)
-    # Connections that have yet to sign in or to enter a private or presence channel.
-    sign_in_timers: dict[Client, Timer] = field(default_factory=dict)
-
-    @property
-    def app(self) -> App:
-        return self.current.record
-
-    @property
-    def occupied(self) -> list[str]:
-        """The channels with subscribers, sorted. A user's own channel is none: nobody may know it but the user."""
-        return sorted(name for name, channel in self.channels.items() if channel.kind is not Kind.USER)
-
-
 class Hub:
     """`spaces` by app id. `recorder` gets every event, `webhooks` every change that webhooks report."""
 
@@ -90,6 +61,7 @@ class Hub:
         self._clock = clock
         self._recorder = recorder
         self._webhooks = webhooks
+        self._moment = 0
         self._signed_in = SignedInUsers(clock, self._user_state)
         self._watchlists = Watchlists(Group, self._signed_in, bytes)
         self._carry_out: dict[type, Callable[[Client, Space, Effect], None]] = {
@@ -133,6 +105,7 @@ class Hub:
     def opened(self, client: Client) -> None:
         space = self._space(client)
         space.clients[client.session.socket_id] = client
+        space.since[client.session.socket_id] = self.moment()
         self._expect_sign_in(space, client)
 
     def closed(self, client: Client) -> None:
@@ -140,6 +113,7 @@ class Hub:
         space, session = self._space(client), client.session
         if space.clients.pop(session.socket_id, None) is None:
             return
+        del space.since[session.socket_id]
         self._forget_sign_in(space, client)
         for channel, subscription in list(session.channels.items()):
             self._leave_channel(client, space, channel, subscription.user_id)
@@ -156,6 +130,11 @@ class Hub:
                 client.shut(effect.code, effect.message)
                 return
             self._carry_out[type(effect)](client, space, effect)
+
+    def moment(self) -> int:
+        """A number greater than all before: what came first, where a clock would say the same second."""
+        self._moment += 1
+        return self._moment
 
     def _space(self, client: Client) -> Space:
         return self.spaces[client.session.app.id]
@@ -188,6 +167,9 @@ class Hub:
         assert isinstance(effect, Join)
         name, member, app = effect.channel, effect.member, space.app
         channel = space.channels.get(name)
+        if member is not None and space.was_removed(client, name, member.user_id):
+            self.perform(client, client.session.remove(name))
+            return
         reason = ""
         is_listed = kind_of(name) is not Kind.USER
         if channel is None and is_listed and not app.has_place(name, len(space.occupied)):
@@ -364,7 +346,7 @@ class Hub:
     ) -> None:
         """An event of the HTTP API."""
         if is_cache(channel) and space.app.cache_ttl_s > 0:
-            space.cache[channel] = _Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s)
+            space.cache[channel] = Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s)
             self._webhooks.cached(space.app, channel)
         self._deliver(space, channel, event, data, None, excluded)
         self._recorder.add(Published(event, channel, data, excluded, correlation_id))
@@ -379,7 +361,7 @@ class Hub:
         elif channel is not None:
             channel.post_event(event, data, user_id, skip, offset)
 
-    def _cached(self, space: Space, channel: str) -> _Cached | None:
+    def _cached(self, space: Space, channel: str) -> Cached | None:
         cached = space.cache.get(channel)
         if cached is not None and cached.until <= self._clock.now():
             del space.cache[channel]

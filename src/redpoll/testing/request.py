@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from redpoll.protocol.apps import App
     from redpoll.protocol.errors import ApiError
     from redpoll.protocol.tokens import Token
-    from redpoll.testing.hub import Space
+    from redpoll.testing.space import Space
 
 __all__ = ["Request"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from redpoll.protocol.access import REVOKED, users_of
 from redpoll.protocol.errors import Code
 from redpoll.protocol.grants import of_channel, of_grant
-from redpoll.testing.hub import Hub, Space
+from redpoll.testing.hub import Hub
+from redpoll.testing.space import Space
 
 __all__ = ["revoke", "unsubscribe"]
 
@@ -31,6 +32,7 @@ def unsubscribe(hub: Hub, space: Space, channel: str, user: str, socket: str, at
     how many subscriptions ended."""
     grants, ended = space.current.grants, 0
     if user:
+        space.removed.put(space.app.id, channel, user, hub.moment())
         grants.revoke(of_channel(channel, user), at_s)
     clients = list(space.clients.values()) if user else [space.clients[socket]] if socket in space.clients else []
     for client in clients:

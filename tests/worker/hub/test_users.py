@@ -9,8 +9,6 @@ from redpoll.cluster.questions import CloseSocket, Question, TerminateUser
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
-from redpoll.worker.hub import users
-from redpoll.worker.hub.users import Removed
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -189,11 +187,3 @@ async def test_terminating_a_closing_connection_does_nothing(bench):
     await bench.settled(worker, lambda: not len(worker.hub.open_connections))
     assert isinstance(client.socket.protocol.close_exc, websockets.ConnectionClosed)
     assert worker.statistics.loop_exceptions_total == 0
-
-
-def test_the_table_of_removed_users_is_bounded(monkeypatch):
-    monkeypatch.setattr(users, "MAX_REVOKED", 3)
-    removed = Removed()
-    for user in "12341":
-        removed.put("1", "presence-a", user)
-    assert len(removed) == 3

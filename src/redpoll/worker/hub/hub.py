@@ -148,7 +148,7 @@ class Hub:
             self.perform(connection, connection.session.refused(join.channel, "address", now))
             return
         app, member = connection.session.app, join.member
-        if member is not None and self.users.removed.forbids(connection, join.channel, member.user_id):
+        if member is not None and self.users.was_removed(connection, join.channel, member.user_id):
             self.perform(connection, connection.session.remove(join.channel))
             return
         if member is None and join.rewind is None and not join.recovers:

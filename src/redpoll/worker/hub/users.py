@@ -7,7 +7,6 @@ Being a member of a presence channel doesn't sign a user in.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,51 +15,18 @@ from redpoll import _frame
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
-from redpoll.protocol.grants import MAX_REVOKED
 from redpoll.protocol.users import TERMINATED
+from redpoll.worker.hub.removed import Removed
 from redpoll.worker.hub.watchlists import Watchlists
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.hub.connection import Connection
 
-__all__ = ["Removed", "Users"]
+__all__ = ["Users"]
 
 # When an app turns watchlists on, so many are handled at a time; other clients are served in between.
 _LISTS_A_SLICE = 50
-
-
-class Removed:
-    """The users who were removed from presence channels, and when by this worker's clock; the latest 10,000.
-
-    Someone who had left the channel is nobody's connection at the removal, and still has the signature. It is for that
-    connection alone, so one that is older than the removal doesn't become this member again. Whole seconds: one of the
-    same second may.
-    """
-
-    def __init__(self) -> None:
-        self._at_s: dict[tuple[str, str, str], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._at_s)
-
-    def put(self, app_id: str, channel: str, user_id: str) -> None:
-        who = (app_id, channel, user_id)
-        # The latest comes last.
-        self._at_s.pop(who, None)
-        self._at_s[who] = int(time.time())
-        if len(self._at_s) > MAX_REVOKED:
-            del self._at_s[next(iter(self._at_s))]
-
-    def forbids(self, connection: Connection, channel: str, user_id: str) -> bool:
-        """Whether this connection's signature for the member may be older than the removal. Grants say that
-        themselves."""
-        if not self._at_s:
-            return False
-        session = connection.session
-        if session.channels[channel].grant is not None:
-            return False
-        return connection.client_seen.at_s < self._at_s.get((session.app.id, channel, user_id), 0)
 
 
 class Users:
@@ -129,6 +95,11 @@ class Users:
                 self.watchlists.replace(connection, app.id, wanted if app.watchlist else ())
         if self._to_switch:
             asyncio.get_running_loop().call_soon(self._switch_some)
+
+    def was_removed(self, connection: Connection, channel: str, user_id: str) -> bool:
+        """Whether the app removed this member after the connection began, which joins by a signature."""
+        at_s = self.removed.at(connection.session, channel, user_id)
+        return at_s > 0 and connection.client_seen.at_s < at_s
 
     def terminate(self, app_id: str, user_id: str) -> int:
         """Close the connections that are signed in as this user (protocol/README.md "Users and watchlists"). Returns
