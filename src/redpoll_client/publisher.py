@@ -230,10 +230,10 @@ class Publisher(PublisherBase):
     ) -> int:
         """Publishes an iterator of text, such as a model's answer, as numbered events; returns their number.
 
-        Each event's data is `{"stream", "n", "delta"}`; the last one `{"stream", "n", "state"}` with the state `done`,
-        `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text that comes
-        faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at a time. If
-        the iterator raises, subscribers get `failed` and the caller gets its exception.
+        Each event's data is `{"stream", "n", "length", "delta"}`; the last one has a `state` instead of a delta:
+        `done`, `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text
+        that comes faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at
+        a time. If the iterator raises, subscribers get `failed` and the caller gets its exception.
         """
         return publish_parts(
             lambda data: self.trigger(channel, event, data), parts, stream_id, per_second, self.max_data_bytes
