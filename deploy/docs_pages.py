@@ -41,6 +41,7 @@ INCLUDED: Final = {
     "deploy/failures.md": "failures",
     "src/redpoll/protocol/README.md": "protocol",
     "src/redpoll_client/README.md": "python-library",
+    "src/redpoll_js/README.md": "javascript-library",
     "src/redpoll/testing/README.md": "test-servers",
     "bench/README.md": "benchmarks",
     "MATRIX.md": "matrix",

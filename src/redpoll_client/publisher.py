@@ -243,11 +243,11 @@ class Publisher(PublisherBase):
     ) -> int:
         """Publishes an iterator of text, such as a model's answer, as numbered events; returns their number.
 
-        Each event's data is `{"stream", "n", "delta"}`; the last one `{"stream", "n", "state"}` with the state `done`,
-        `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text that comes
-        faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at a time. If
-        the iterator raises, subscribers get `failed` and the caller gets its exception. `end`: the event with the state
-        is the channel's last, as in `trigger`.
+        Each event's data is `{"stream", "n", "length", "delta"}`; the last one has a `state` instead of a delta:
+        `done`, `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text
+        that comes faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at
+        a time. If the iterator raises, subscribers get `failed` and the caller gets its exception.
+        `end`: the event with the state is the channel's last, as in `trigger`.
         """
         return publish_parts(
             lambda data: self.trigger(channel, event, data, end=end and "state" in data),

@@ -1,8 +1,9 @@
 """Publishes a stream of text as numbered events: `publish_stream` of both publishers.
 
-Each event's data is JSON: `{"stream": ID, "n": 0, "delta": "text"}`, `n` counting from 0, and at the end
-`{"stream": ID, "n": 7, "state": "done"}`, where the state is `done`, `failed` or `cancelled`. A subscriber joins the
-deltas; a gap in `n` is a delta that it didn't get.
+Each event's data is JSON: `{"stream": ID, "n": 0, "length": 4, "delta": "text"}`, `n` counting from 0, and at the end
+`{"stream": ID, "n": 7, "length": 52, "state": "done"}`, where the state is `done`, `failed` or `cancelled`. A
+subscriber joins the deltas; a gap in `n` is a delta that it didn't get. `length` is that of the text so far in UTF-16
+units, as JavaScript counts: where the server joins deltas, it shows whether the joined ones have the whole text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LONGEST_WAIT_S = 60.0
 # Where the server doesn't say how long to wait.
 _DEFAULT_WAIT_S = 1.0
 # Bytes of an event's data beside the delta: braces, names, a stream id of 64 characters, numbers.
-_ENVELOPE_BYTES = 160
+_ENVELOPE_BYTES = 192
 
 
 class _Text:
@@ -44,6 +45,8 @@ class _Text:
         self.interval_s = 1 / per_second
         self._pending = ""
         self.number = 0
+        # Of what was taken, in UTF-16 units.
+        self._length = 0
 
     @property
     def full(self) -> bool:
@@ -66,13 +69,14 @@ class _Text:
         while count > 1 and len(to_json(self._pending[:count]).encode()) > self._budget:
             count //= 2
         delta, self._pending = self._pending[:count], self._pending[count:]
+        self._length += len(delta.encode("utf-16-le", "surrogatepass")) // 2
         return self._numbered({"delta": delta})
 
     def end(self, state: str) -> dict[str, Any]:
         return self._numbered({"state": state})
 
     def _numbered(self, fields: dict[str, Any]) -> dict[str, Any]:
-        data = {"stream": self._id, "n": self.number, **fields}
+        data = {"stream": self._id, "n": self.number, "length": self._length, **fields}
         self.number += 1
         return data
 

@@ -16,13 +16,17 @@ def data_of(server):
 def text_of(events):
     assert [event["n"] for event in events] == list(range(len(events)))
     assert len({event["stream"] for event in events}) == 1
-    return "".join(event.get("delta", "") for event in events)
+    text = ""
+    for event in events:
+        text += event.get("delta", "")
+        assert event["length"] == len(text.encode("utf-16-le")) // 2
+    return text
 
 
 async def test_parts_that_come_fast_are_joined(opened):
     with Answering(reply(200)) as server:
         async with opened(url=server.url) as call:
-            words = [f"word {number} ü\n" for number in range(2000)]
+            words = [f"word {number} ü🐦\n" for number in range(2000)]
             count = await call("publish_stream", "a", "token", iter(words), per_second=0.1)
         events = data_of(server)
         assert text_of(events) == "".join(words)

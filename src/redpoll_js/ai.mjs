@@ -1,0 +1,362 @@
+// A ChatTransport for useChat of the AI SDK: answers come over a channel. ai.d.mts documents it.
+import { sourceOf } from "./sources.mjs";
+import { Silence, Texts } from "./texts.mjs";
+
+const READY_WITHIN_MS = 10000;
+// How long a chat that nothing uses is followed on.
+const IDLE_MS = 30000;
+const ENDS = ["finish", "abort", "error"];
+const DELTAS = { "text-delta": "delta", "reasoning-delta": "delta", "tool-input-delta": "inputTextDelta" };
+
+const valueOf = (option) => (typeof option === "function" ? option() : option);
+const stopped = () => new DOMException("stopped", "AbortError");
+
+// One answer: its chunks so far, with deltas that follow each other joined, and the streams that read it.
+class Answer {
+  constructor() {
+    this.chunks = [];
+    this.ended = false;
+    this.readers = new Set();
+    // Of a text: how much of it is in the chunks.
+    this.taken = 0;
+    // How many chunks came before it was given up, because nothing came.
+    this.silentAt = null;
+  }
+
+  add(chunk) {
+    if (this.ended) return;
+    const last = this.chunks[this.chunks.length - 1];
+    const delta = DELTAS[chunk.type];
+    const id = chunk.id ?? chunk.toolCallId;
+    if (delta && last && last.type === chunk.type && (last.id ?? last.toolCallId) === id) {
+      this.chunks[this.chunks.length - 1] = { ...last, ...chunk, [delta]: last[delta] + chunk[delta] };
+    } else {
+      this.chunks.push(chunk);
+    }
+    for (const reader of this.readers) reader.enqueue(chunk);
+    if (ENDS.includes(chunk.type)) this.end();
+  }
+
+  end() {
+    this.ended = true;
+    for (const reader of this.readers) reader.close();
+    this.readers.clear();
+  }
+
+  fail(errorText) {
+    if (this.ended) return;
+    if (this.taken) this.add({ type: "text-end", id: "text" });
+    this.add({ type: "message-metadata", messageMetadata: { state: "failed" } });
+    this.add({ type: "error", errorText });
+  }
+
+  giveUp() {
+    this.silentAt = this.chunks.length;
+    this.fail("nothing came any more");
+  }
+
+  // The same answer, before it was given up.
+  goesOn() {
+    const answer = new Answer();
+    answer.chunks = this.chunks.slice(0, this.silentAt);
+    answer.taken = this.taken;
+    return answer;
+  }
+
+  // A stream of all chunks from the first on.
+  read(signal, released) {
+    let reader;
+    const leave = () => {
+      this.readers.delete(reader);
+      released();
+    };
+    return new ReadableStream({
+      start: (controller) => {
+        reader = controller;
+        for (const chunk of this.chunks) controller.enqueue(chunk);
+        if (this.ended) {
+          controller.close();
+          return released();
+        }
+        this.readers.add(controller);
+        if (!signal) return undefined;
+        const abort = () => {
+          if (!this.readers.has(controller)) return;
+          controller.error(stopped());
+          leave();
+        };
+        if (signal.aborted) abort();
+        else signal.addEventListener("abort", abort, { once: true });
+        return undefined;
+      },
+      cancel: leave,
+    });
+  }
+}
+
+// The answers of one chat's channel.
+class Chat {
+  constructor(source, channel, { silenceMs }, idle) {
+    this.answers = new Map();
+    this.texts = new Texts();
+    this.watchers = new Set();
+    // Requests for answers under way, and the answers that began meanwhile: one of them may be what was asked for.
+    this.asking = 0;
+    this.begun = [];
+    // Answers that are no news to the watchers: of this page, or announced.
+    this.known = new Set();
+    this.error = null;
+    this.idle = idle;
+    this.isCaughtUp = false;
+    this.ready = new Promise((resolve, reject) => {
+      this.resolve = resolve;
+      this.reject = reject;
+    });
+    // Whoever waits gets it.
+    this.ready.catch(() => {});
+    this.silence = new Silence((id) => this.answers.get(id)?.giveUp(), silenceMs);
+    this.stop = source.follow(channel, this);
+    this.touch();
+  }
+
+  // -- a listener of sources.mjs
+
+  message(event, data, joined) {
+    if (typeof data !== "object" || data === null) return;
+    const { stream, n, ...chunk } = data;
+    if (typeof chunk.type === "string" && typeof stream === "string") this.takeChunk(stream, chunk);
+    else this.takeText(this.texts.take(event, data, joined));
+  }
+
+  caughtUp() {
+    this.isCaughtUp = true;
+    this.resolve();
+  }
+
+  connection(connected) {
+    this.silence.connection(connected);
+  }
+
+  gap() {
+    this.texts.gap();
+    for (const [id, answer] of this.answers) {
+      // If the rest is still stored, the answer comes once more, and watchers hear of it.
+      if (!answer.ended) this.known.delete(id);
+      answer.fail("parts of the answer are missing");
+      this.silence.heard(id, false);
+    }
+  }
+
+  restart() {
+    const former = this.answers;
+    for (const [id, answer] of former) if (answer.ended && answer.chunks.at(-1).type !== "error") this.known.add(id);
+    this.answers = new Map();
+    this.texts = new Texts();
+    for (const [id, answer] of former) {
+      // It has been asked for, and nothing of it has come.
+      if (!answer.ended && !answer.chunks.length) this.answers.set(id, answer);
+    }
+  }
+
+  failed(error) {
+    this.error = error;
+    this.reject(error);
+    for (const answer of this.answers.values()) answer.fail(error.message);
+    this.silence.clear();
+  }
+
+  // -- answers
+
+  answer(id) {
+    let answer = this.answers.get(id);
+    const isSilent = answer !== undefined && answer.silentAt !== null;
+    if (!answer || isSilent) {
+      // One that was given up and goes on is news again.
+      if (isSilent) this.known.delete(id);
+      answer = isSilent ? answer.goesOn() : new Answer();
+      this.answers.set(id, answer);
+      if (this.isCaughtUp) this.announce(id);
+    }
+    return answer;
+  }
+
+  takeChunk(id, chunk) {
+    const answer = this.answer(id);
+    if (!answer.chunks.length && chunk.type !== "start") answer.fail("the beginning of the answer is no longer stored");
+    else answer.add(chunk.type === "start" ? { messageId: id, ...chunk } : chunk);
+    this.silence.heard(id, !answer.ended);
+  }
+
+  takeText(id) {
+    if (id === null) return;
+    const { text, state } = this.texts.list().find((one) => one.id === id);
+    const answer = this.answer(id);
+    if (!answer.chunks.length) answer.add({ type: "start", messageId: id });
+    if (state === "incomplete") answer.fail("parts of the answer are missing");
+    if (!answer.taken && text) answer.add({ type: "text-start", id: "text" });
+    if (text.length > answer.taken) {
+      answer.add({ type: "text-delta", id: "text", delta: text.slice(answer.taken) });
+      answer.taken = text.length;
+    }
+    if (state === "failed") answer.fail("the answer failed");
+    if (state === "cancelled" || state === "done") {
+      if (answer.taken) answer.add({ type: "text-end", id: "text" });
+      if (state === "cancelled") answer.add({ type: "message-metadata", messageMetadata: { state } });
+      answer.add({ type: state === "done" ? "finish" : "abort" });
+    }
+    this.silence.heard(id, !answer.ended);
+  }
+
+  announce(id) {
+    if (this.asking) return this.begun.push(id);
+    if (this.known.has(id)) return undefined;
+    this.known.add(id);
+    for (const watcher of this.watchers) watcher(id);
+    return undefined;
+  }
+
+  // The answer with this id, which a request of this page began.
+  asked(id) {
+    this.known.add(id);
+    const answer = this.answer(id);
+    if (!answer.ended) this.silence.heard(id, true);
+    return answer;
+  }
+
+  async whileAsking(ask) {
+    this.asking += 1;
+    try {
+      return await ask();
+    } finally {
+      this.asking -= 1;
+      if (!this.asking) for (const id of this.begun.splice(0)) this.announce(id);
+    }
+  }
+
+  active() {
+    return Array.from(this.answers.values()).findLast((answer) => !answer.ended && answer.chunks.length);
+  }
+
+  read(answer, signal) {
+    clearTimeout(this.timer);
+    return answer.read(signal, () => this.touch());
+  }
+
+  // Ends this chat later, if nothing uses it by then.
+  touch() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      const isRead = Array.from(this.answers.values()).some((answer) => answer.readers.size);
+      if (!isRead && !this.watchers.size && !this.asking) this.idle();
+    }, IDLE_MS);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.silence.clear();
+    this.stop();
+  }
+}
+
+async function within(promise, signal, afterMs) {
+  let timer;
+  let abort;
+  const ends = new Promise((_, reject) => {
+    if (afterMs) timer = setTimeout(() => reject(new Error(`no connection within ${afterMs / 1000} s`)), afterMs);
+    abort = () => reject(stopped());
+    if (signal?.aborted) abort();
+    signal?.addEventListener("abort", abort);
+  });
+  try {
+    return await Promise.race([promise, ends]);
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", abort);
+  }
+}
+
+export class RedpollChatTransport {
+  // A resumed answer comes from its beginning.
+  resumeStreamIsReplay = true;
+
+  constructor({ source, channel = (chatId) => `chat-${chatId}`, api = "/api/chat", ...options }) {
+    this.source = sourceOf(source);
+    this.channel = channel;
+    this.api = api;
+    this.options = options;
+    this.chats = new Map();
+    this.close = this.close.bind(this);
+  }
+
+  async sendMessages({ trigger, chatId, messageId, messages, abortSignal, headers, body }) {
+    const chat = this.chat(chatId);
+    await within(chat.ready, abortSignal, READY_WITHIN_MS);
+    const stream = await chat.whileAsking(async () => {
+      const id = await this.ask({ ...body, id: chatId, messages, trigger, messageId }, headers, abortSignal);
+      chat.known.add(id);
+      return id;
+    });
+    return chat.read(chat.asked(stream), abortSignal);
+  }
+
+  async reconnectToStream({ chatId, abortSignal }) {
+    const chat = this.chat(chatId);
+    await within(chat.ready, abortSignal);
+    const answer = chat.active();
+    return answer ? chat.read(answer, abortSignal) : null;
+  }
+
+  async ready(chatId) {
+    await this.chat(chatId).ready;
+  }
+
+  watch(chatId, began) {
+    const chat = this.chat(chatId);
+    const watcher = (id) => began(id);
+    chat.watchers.add(watcher);
+    return () => {
+      chat.watchers.delete(watcher);
+      chat.touch();
+    };
+  }
+
+  close() {
+    for (const chat of this.chats.values()) chat.close();
+    this.chats.clear();
+  }
+
+  chat(chatId) {
+    let chat = this.chats.get(chatId);
+    if (!chat || chat.error) {
+      chat?.close();
+      const idle = () => {
+        this.chats.delete(chatId);
+        chat.close();
+      };
+      chat = new Chat(this.source, this.channel(chatId), this.options, idle);
+      this.chats.set(chatId, chat);
+    }
+    chat.touch();
+    return chat;
+  }
+
+  // Asks the back end for an answer. Returns the id of its stream.
+  async ask(body, headers, signal) {
+    const { options, api } = this;
+    const ask = options.fetch || fetch;
+    const all = new Headers(valueOf(options.headers));
+    for (const [name, value] of new Headers(headers)) all.set(name, value);
+    all.set("Content-Type", "application/json");
+    const response = await ask(api, {
+      method: "POST",
+      headers: all,
+      body: JSON.stringify({ ...valueOf(options.body), ...body }),
+      credentials: options.credentials || "same-origin",
+      signal,
+    });
+    if (!response.ok) throw new Error((await response.text()) || `${api} answered ${response.status}`);
+    const { stream } = await response.json();
+    if (typeof stream !== "string") throw new Error(`${api} must answer with JSON: {"stream": ID}`);
+    return stream;
+  }
+}

@@ -1,0 +1,111 @@
+"use client";
+// Hooks for React 18 and 19: channels, their members, and texts that grow. react.d.mts documents them.
+import { createContext, createElement, useContext, useEffect, useMemo, useRef, useState } from "react";
+import { followTexts } from "./follow.mjs";
+import { hold, refusal, release } from "./sources.mjs";
+
+const Source = createContext(null);
+
+export function RedpollProvider({ source, children }) {
+  return createElement(Source.Provider, { value: source }, children);
+}
+
+const SUBSCRIBING = { channel: null, status: "subscribing", error: null };
+
+function useSource(given) {
+  const provided = useContext(Source);
+  return given === undefined ? provided : given;
+}
+
+// Subscribes while the component is there. `changed(channel)` is called when it is subscribed and when it is left.
+function useSubscription(pusher, name, changed) {
+  const [view, setView] = useState(SUBSCRIBING);
+  useEffect(() => {
+    if (!pusher || !name) return undefined;
+    if (typeof pusher.follow === "function") throw new TypeError("this hook needs a pusher-js client");
+    const channel = hold(pusher, name);
+    const succeeded = () => setView({ channel, status: "subscribed", error: null });
+    const refused = (data) => setView({ channel, status: "failed", error: refusal(data) });
+    setView({ ...SUBSCRIBING, channel });
+    channel.bind("pusher:subscription_succeeded", succeeded);
+    channel.bind("pusher:subscription_error", refused);
+    const unbind = changed(channel);
+    if (channel.subscribed) succeeded();
+    return () => {
+      channel.unbind("pusher:subscription_succeeded", succeeded);
+      channel.unbind("pusher:subscription_error", refused);
+      unbind();
+      release(pusher, name);
+      setView(SUBSCRIBING);
+    };
+  }, [pusher, name, changed]);
+  return view;
+}
+
+export function useChannel(name, handlers = {}, { source } = {}) {
+  const latest = useRef(handlers);
+  useEffect(() => {
+    latest.current = handlers;
+  });
+  const events = Object.keys(handlers).sort().join("\n");
+  const bind = useMemo(() => {
+    const bound = (events ? events.split("\n") : []).map((event) => [
+      event,
+      (data, metadata) => latest.current[event]?.(data, metadata),
+    ]);
+    return (channel) => {
+      for (const [event, heard] of bound) channel.bind(event, heard);
+      return () => {
+        for (const [event, heard] of bound) channel.unbind(event, heard);
+      };
+    };
+  }, [events]);
+  return useSubscription(useSource(source), name, bind);
+}
+
+const NOBODY = { members: [], me: null };
+const MEMBERS_CHANGE = ["pusher:subscription_succeeded", "pusher:member_added", "pusher:member_removed"];
+
+export function usePresence(name, { source } = {}) {
+  const [present, setPresent] = useState(NOBODY);
+  const watch = useMemo(
+    () => (channel) => {
+      const read = () => {
+        const members = [];
+        channel.members.each(({ id, info }) => members.push({ id, info }));
+        setPresent({ members, me: channel.members.me });
+      };
+      for (const event of MEMBERS_CHANGE) channel.bind(event, read);
+      if (channel.subscribed) read();
+      return () => {
+        for (const event of MEMBERS_CHANGE) channel.unbind(event, read);
+        setPresent(NOBODY);
+      };
+    },
+    [],
+  );
+  const view = useSubscription(useSource(source), name, watch);
+  return { ...view, ...present, count: present.members.length };
+}
+
+const NOTHING = { texts: [], caughtUp: false, connected: false, error: null };
+
+export function useText(name, { source: given, stream, ...options } = {}) {
+  const source = useSource(given);
+  const [view, setView] = useState(NOTHING);
+  // Pages write the options in place, so they are new objects each time, with the same content.
+  const written = JSON.stringify(options);
+  useEffect(() => {
+    if (!source || !name) return undefined;
+    const following = followTexts(source, name, JSON.parse(written), setView);
+    return () => {
+      following.close();
+      setView(NOTHING);
+    };
+  }, [source, name, written]);
+  const { texts, caughtUp, error } = view;
+  const text = stream === undefined ? texts[texts.length - 1] : texts.find(({ id }) => id === String(stream));
+  if (text) return { ...view, ...text, reason: text.reason || null };
+  const state = error ? "failed" : caughtUp ? "none" : "loading";
+  return { ...view, id: null, text: "", state, reason: error ? error.message : null };
+}

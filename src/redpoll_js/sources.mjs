@@ -1,0 +1,305 @@
+// Where a channel's messages come from: a pusher-js client that `redpoll` wrapped, or GET /apps/ID/channels/NAME/stream.
+// Both have `follow(channel, listener)`, which returns a function that ends it. A listener has
+//   message(event, data, joined)  each message once, in order; `joined`: parts may have been joined, none is missing
+//   caughtUp()     everything that was stored has come
+//   connection(connected)
+//   gap()          messages before this point are missing
+//   restart()      the stored messages follow once more, from the first
+//   failed(error)  nothing more will come
+
+const REWOUND = 1000;
+const MAX_PAGES = 50;
+const CAUGHT_UP_WITHIN_MS = 10000;
+const ALIVE_WITHIN_MS = 45000;
+const FIRST_WAIT_MS = 250;
+const LONGEST_WAIT_MS = 5000;
+
+// A source, or a pusher-js client as one.
+export function sourceOf(source) {
+  return typeof source.follow === "function" ? source : pusherSource(source);
+}
+
+// -- pusher-js
+
+// By client, then by channel: how many use the channel, and whether it is to be left after the last.
+const holdings = new WeakMap();
+
+// Subscribes, or shares the subscription that is there.
+export function hold(pusher, name, wanted) {
+  if (!holdings.has(pusher)) holdings.set(pusher, new Map());
+  const held = holdings.get(pusher);
+  const holding = held.get(name) || { count: 0, ours: !pusher.channel(name) };
+  holding.count += 1;
+  held.set(name, holding);
+  return pusher.channel(name) || pusher.subscribe(name, wanted);
+}
+
+// Leaves the channel if nobody uses it. Later: React mounts twice in its strict mode, and pages change their parts.
+export function release(pusher, name) {
+  const held = holdings.get(pusher);
+  held.get(name).count -= 1;
+  setTimeout(() => {
+    const holding = held.get(name);
+    if (!holding || holding.count) return;
+    held.delete(name);
+    if (holding.ours) pusher.unsubscribe(name);
+  }, 0);
+}
+
+function textOrJson(data) {
+  if (typeof data !== "string") return data;
+  try {
+    return JSON.parse(data);
+  } catch {
+    return data;
+  }
+}
+
+export function pusherSource(pusher) {
+  if (!pusher.redpoll) throw new TypeError("wrap the client: redpoll(new Pusher(…))");
+  return { follow: (name, listener) => followPusher(pusher, name, listener) };
+}
+
+function followPusher(pusher, name, listener) {
+  // The first subscribe brings the stored messages as events, joined by the channel's rule. A subscription that is there
+  // already brings nothing, so pages of the history are read.
+  const isFirst = !pusher.channel(name);
+  const channel = hold(pusher, name, { rewind: { count: REWOUND } });
+  let closed = false;
+  let caughtUp = false;
+  let loading = false;
+  // While pages are read: what comes meanwhile, with its offset.
+  let waiting = [];
+  // The offset up to which everything is to come before the listener has caught up.
+  let awaited = null;
+
+  const offset = () => (pusher.position(name) || { offset: 0 }).offset;
+
+  function setCaughtUp() {
+    awaited = null;
+    if (caughtUp || closed) return;
+    caughtUp = true;
+    listener.caughtUp();
+  }
+
+  function deliver(event, data) {
+    listener.message(event, data, pusher.position(name) !== null);
+    if (awaited !== null && offset() >= awaited) setCaughtUp();
+  }
+
+  function heard(event, data) {
+    if (event === "pusher:subscription_succeeded") succeeded();
+    else if (event === "pusher:subscription_error") listener.failed(refusal(data));
+    else if (event === "pusher:position" && data.recovered === false) lost();
+    else if (!event.startsWith("pusher:")) {
+      if (loading) waiting.push({ event, data, offset: offset() });
+      else deliver(event, data);
+    }
+  }
+
+  function succeeded() {
+    listener.connection(true);
+    if (!pusher.position(name)) setCaughtUp();
+    else if (!isFirst && !caughtUp) load();
+    else if (!caughtUp) awaitNewest();
+  }
+
+  // The success frame names the offset after which the stored messages begin. This finds the one with which they end.
+  async function awaitNewest() {
+    try {
+      const { messages } = await pusher.history(name, { limit: 1 });
+      const newest = messages.length ? messages[messages.length - 1].offset : 0;
+      if (closed || caughtUp) return;
+      if (offset() >= newest) return setCaughtUp();
+      awaited = newest;
+      // A message that excludes this socket doesn't come.
+      setTimeout(() => awaited === newest && setCaughtUp(), CAUGHT_UP_WITHIN_MS);
+    } catch {
+      // Without a connection the next success asks again.
+      if (!closed && pusher.connection.state === "connected") setCaughtUp();
+    }
+  }
+
+  function lost() {
+    listener.gap();
+    load();
+  }
+
+  async function load() {
+    if (loading) return;
+    loading = true;
+    let messages = null;
+    try {
+      messages = await storedMessages(pusher, name);
+    } catch {
+      // The gap stays, or the next success reads them.
+    }
+    loading = false;
+    if (closed) return;
+    const [late, since] = [waiting, messages && messages.length ? messages[messages.length - 1].offset : 0];
+    waiting = [];
+    if (messages) {
+      listener.restart();
+      for (const message of messages) listener.message(message.event, textOrJson(message.data), false);
+    }
+    for (const message of late) if (message.offset > since) listener.message(message.event, message.data, true);
+    if (messages || pusher.connection.state === "connected") setCaughtUp();
+  }
+
+  const changed = ({ current }) => listener.connection(current === "connected" && channel.subscribed);
+  channel.bind_global(heard);
+  pusher.connection.bind("state_change", changed);
+  if (channel.subscribed) succeeded();
+
+  return () => {
+    if (closed) return;
+    closed = true;
+    channel.unbind_global(heard);
+    pusher.connection.unbind("state_change", changed);
+    release(pusher, name);
+  };
+}
+
+// All stored messages of a subscribed channel, oldest first.
+async function storedMessages(pusher, name) {
+  let messages = [];
+  let before;
+  for (let pages = 0; pages < MAX_PAGES; pages += 1) {
+    const page = await pusher.history(name, { limit: 1000, before });
+    messages = [...page.messages, ...messages];
+    before = page.next;
+    if (!before) break;
+  }
+  return messages;
+}
+
+export function refusal(data) {
+  return new Error((data && (data.error || data.message)) || "the subscription was refused");
+}
+
+// -- HTTP
+
+// Reads channels over HTTP. `server`: its URL; `app`: the app's id; `token`: a token of scope read, or a function of the
+// channel that returns one, also as a promise.
+export function streamSource(options) {
+  return { follow: (name, listener) => followStream(options, name, listener) };
+}
+
+function followStream({ server, app, token, fetch: ask = (...request) => fetch(...request) }, name, listener) {
+  const address = `${String(server).replace(/\/$/, "")}/apps/${app}/channels/${encodeURIComponent(name)}/stream`;
+  const ending = new AbortController();
+  const { signal } = ending;
+  let position = "-1";
+  let caughtUp = false;
+  let waitMs = FIRST_WAIT_MS;
+  let closed = false;
+  let cursor = null;
+
+  function take(event, data) {
+    if (event === "data") {
+      for (const message of JSON.parse(data)) {
+        if (signal.aborted) return;
+        listener.message(message.event, textOrJson(message.data), false);
+      }
+      return;
+    }
+    const control = JSON.parse(data);
+    position = control.streamNextOffset;
+    cursor = control.streamCursor || cursor;
+    waitMs = FIRST_WAIT_MS;
+    if (control.upToDate && !caughtUp) {
+      caughtUp = true;
+      listener.caughtUp();
+    }
+    closed = control.streamClosed === true;
+  }
+
+  // One answer, to its end. Returns how long to wait before the next request, in ms; null if there is none.
+  async function read() {
+    const query = new URLSearchParams({ offset: position, live: "sse", ...(cursor && { cursor }) });
+    const bearer = typeof token === "function" ? await token(name) : token;
+    const alive = new AbortController();
+    const stop = () => alive.abort();
+    signal.addEventListener("abort", stop);
+    let timer = setTimeout(stop, ALIVE_WITHIN_MS);
+    try {
+      const answer = await ask(`${address}?${query}`, {
+        headers: bearer ? { Authorization: `Bearer ${bearer}` } : {},
+        signal: alive.signal,
+        cache: "no-store",
+      });
+      if (answer.status === 410) {
+        position = "-1";
+        listener.gap();
+        listener.restart();
+        return FIRST_WAIT_MS;
+      }
+      if (answer.status === 429 || answer.status >= 500) {
+        return Math.max(waitMs, 1000 * (Number(answer.headers.get("Retry-After")) || 0));
+      }
+      if (!answer.ok) {
+        listener.failed(new Error(`${address} answered ${answer.status}: ${await answer.text()}`));
+        return null;
+      }
+      listener.connection(true);
+      for await (const [event, data] of eventsOf(answer.body)) {
+        clearTimeout(timer);
+        timer = setTimeout(stop, ALIVE_WITHIN_MS);
+        if (event) take(event, data);
+        if (signal.aborted || closed) return null;
+      }
+      return 0;
+    } finally {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", stop);
+      alive.abort();
+    }
+  }
+
+  async function run() {
+    while (!signal.aborted) {
+      let pauseMs = waitMs;
+      try {
+        pauseMs = await read();
+      } catch {
+        // The connection broke. The position is where to go on.
+      }
+      if (pauseMs === null || signal.aborted) return;
+      if (pauseMs) {
+        listener.connection(false);
+        waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS);
+        await new Promise((resolve) => setTimeout(resolve, pauseMs * (0.5 + Math.random() / 2)));
+      }
+    }
+  }
+
+  run();
+  return () => ending.abort();
+}
+
+// The events of a text/event-stream, as [event, data]; a comment as ["", ""].
+async function* eventsOf(body) {
+  const reader = body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const blocks = (rest + decoder.decode(value, { stream: true })).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        let event = "";
+        const data = [];
+        for (const line of block.split(/\r?\n/)) {
+          const [, field, text] = /^([^:]*):? ?(.*)$/.exec(line);
+          if (field === "event") event = text;
+          else if (field === "data") data.push(text);
+        }
+        yield [event, data.join("\n")];
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
