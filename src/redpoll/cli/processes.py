@@ -1,11 +1,10 @@
 """The hidden commands `worker` and `control`, which the supervisor starts. They import no other command."""
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
+
+from redpoll.cli import without_collections
 
 if TYPE_CHECKING:
     from redpoll.ipc.child_pipe import ChildPipe
@@ -19,24 +18,12 @@ def _child_pipe(fd: int) -> "ChildPipe":
     return ChildPipe(fd)
 
 
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """For imports: they only create objects that live as long as the process. Garbage collections would walk these
-    again and again, for up to a sixth of the time that a start takes. So none walks them, also later."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 @click.command(hidden=True)
 @click.argument("number", type=int)
 @click.option("--pipe", "pipe_fd", type=int, required=True)
 def worker(number: int, pipe_fd: int) -> None:
     """A worker process, started by `serve`. The number only serves to tell workers apart in a process list."""
-    with _no_collections():
+    with without_collections():
         from redpoll.worker.main import main as run_worker
 
     run_worker(_child_pipe(pipe_fd))
@@ -46,7 +33,7 @@ def worker(number: int, pipe_fd: int) -> None:
 @click.option("--pipe", "pipe_fd", type=int, required=True)
 def control(pipe_fd: int) -> None:
     """The control plane, started by `serve`."""
-    with _no_collections():
+    with without_collections():
         from redpoll.control.main import main as run_control
 
     run_control(_child_pipe(pipe_fd))

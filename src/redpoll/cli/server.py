@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from redpoll import __version__
+from redpoll.cli import without_collections
 from redpoll.cli.common import fail, print_json, settings_of, with_config
 from redpoll.cli.execute import run
 from redpoll.cli.records_command import records_command
@@ -49,10 +50,11 @@ def serve(config_path: str | None, **flags: Any) -> None:
       redpoll serve --config /etc/redpoll.toml
     """
     settings = settings_of(config_path, flags)
-    from redpoll.doctor import capacity
-    from redpoll.host.serve import StartError
-    from redpoll.host.serve import serve as run_server
-    from redpoll.text import logs
+    with without_collections():
+        from redpoll.doctor import capacity
+        from redpoll.host.serve import StartError
+        from redpoll.host.serve import serve as run_server
+        from redpoll.text import logs
 
     logs.configure(settings, "supervisor")
     capacity.log_shortages(settings)

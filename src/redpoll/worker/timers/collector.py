@@ -29,12 +29,11 @@ _MAX_COUNTED = 10
 
 
 class Collector:
-    """`start()` when the worker has loaded what it keeps; `stop()` restores the interpreter's policy."""
+    """`start()` when the worker has loaded what it keeps, `stop()` when the process is about to end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
         gc.collect()
@@ -47,8 +46,7 @@ class Collector:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            gc.set_threshold(*self._thresholds)
-            gc.unfreeze()
+            # The policy stays: the interpreter's last collections would walk what is frozen.
 
     def _collect(self) -> None:
         self.collect()
