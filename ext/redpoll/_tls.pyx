@@ -194,6 +194,10 @@ cdef class TlsSocket(Transport):
             connection.connection_lost(None)
         return 0
 
+    cdef int socket_refused(self) except -1:
+        self.state = STATE_LOST
+        return self.settle("its socket can't be watched")
+
     # -- bytes in --------------------------------------------------------------------------------------------
 
     cdef int settle(self, fault) except -1:
