@@ -216,7 +216,8 @@ class Listeners:
         if self._has_room(peer[0]):
             connection = ProxiedPeer(self._gate, peer, secure=True)
             tls = self._begin_handshake(connection, certificates, self._loop.time() + self._within_s)
-        self._count()
+        if tls is None:
+            self._count()
         return tls
 
     def _begin_handshake(
