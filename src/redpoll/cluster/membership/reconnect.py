@@ -78,7 +78,7 @@ class Reconnect:
         self._scans: set[asyncio.Task[None]] = set()
         # Channels whose users are being read, or were when the connection broke.
         self._scanned: set[LocalChannel] = set()
-        # Redis has known this worker at least once. The event is for those that wait for it; each client reads the other.
+        # Redis has known this worker at least once. Those who wait have an event; each new client reads the other.
         self.was_registered = False
         self._registered = asyncio.Event()
 
