@@ -68,6 +68,7 @@ cdef class Polled(Timed):
     cdef int socket_again(self) except -1
     cdef int socket_writable(self) except -1
     cdef int socket_lost(self) except -1
+    cdef int socket_refused(self) except -1
 
 
 cdef inline int place_of(Polled polled) noexcept:
@@ -117,6 +118,8 @@ cdef class Listener:
     cdef int fd
     # Owned: returns a new Polled for each connection.
     cdef object make
+    # Whether those that were accepted are read at once.
+    cdef bint reads
     # Owned: called with an errno when accepting pauses.
     cdef object on_error
     # Owned: the timer that resumes accepting, or None.

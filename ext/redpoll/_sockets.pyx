@@ -27,7 +27,7 @@ from libc.string cimport memset
 import os
 from collections import deque
 
-__all__ = ["Listener", "Polled", "Poller"]
+__all__ = ["Listener", "Polled", "Poller", "accepted_peer"]
 
 cdef extern from "<sys/epoll.h>" nogil:
     int epoll_create1(int flags)
@@ -195,6 +195,11 @@ cdef object peer_of(int fd):
     return None
 
 
+def accepted_peer():
+    """`peer_of` the socket for which a Listener calls its `make()` now; None at other times."""
+    return peer_of(accepted_fd)
+
+
 cdef class Polled(Timed):
     """An object with a descriptor that a Poller may own. Subclasses handle the events."""
 
@@ -219,6 +224,10 @@ cdef class Polled(Timed):
 
     cdef int socket_lost(self) except -1:
         """The descriptor is closed or given away. Called once, from the loop."""
+        return 0
+
+    cdef int socket_refused(self) except -1:
+        """A Listener made this for a socket that can't be watched. It is closed, and `socket_lost` doesn't follow."""
         return 0
 
 
@@ -579,18 +588,21 @@ cdef class Poller:
 
 
 cdef class Listener:
-    """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each.
+    """Accepts connections of a listening socket for `poller`; `make()` returns a new Polled for each, or None to close
+    it. It may ask `accepted_peer()` who has connected.
 
-    Accepts up to 256 per wake-up, for 2 ms at most, and reads them at once during the first of these. If accepting fails (no descriptors, no memory), it
-    calls `on_error(errno)` and pauses for 250 ms. It owns the descriptor. `accepted` counts connections.
+    Accepts up to 256 per wake-up, for 2 ms at most. With `reads` it reads them at once during the first of these. If
+    accepting fails (no descriptors, no memory), it calls `on_error(errno)` and pauses for 250 ms. It owns the descriptor.
+    `accepted` counts connections.
     """
 
     def __cinit__(self):
         self.fd = -1
 
-    def __init__(self, Poller poller not None, int fd, make, on_error):
+    def __init__(self, Poller poller not None, int fd, make, on_error, bint reads=True):
         self.poller = poller
         self.fd = fd
+        self.reads = reads
         self.make = make
         self.on_error = on_error
         os.set_blocking(fd, False)
@@ -623,7 +635,7 @@ cdef class Listener:
             count = self.accept_some(left, &fault)
             left -= count
             for i in range(count):
-                self.take_in(together[i], &their_addresses[i], now < read_until)
+                fault = self.take_in(together[i], &their_addresses[i], self.reads and now < read_until) or fault
                 now = monotonic_s()
         if fault and fault != EAGAIN and self.fd >= 0:
             self._rest(fault)
@@ -647,23 +659,27 @@ cdef class Listener:
         return count
 
     cdef int take_in(self, int fd, sockaddr_storage* address, bint reads) except -1:
-        """Have the poller serve an accepted socket; `reads`: read it at once."""
+        """Have the poller serve an accepted socket; `reads`: read it at once. Returns why it can't be watched, or 0."""
         global accepted_fd, accepted_address
         self.accepted += 1
-        try:
-            polled = self.make()
-        except Exception as fault:
-            close(fd)
-            self.poller._report(fault, None)
-            return 0
         accepted_fd = fd
         accepted_address = address[0]
+        polled = None
         try:
-            if reads:
+            polled = self.make()
+            if polled is None:
+                close(fd)
+            elif reads:
                 self.poller.add_read(polled, fd)
             else:
-                self.poller.adopt(fd, polled)
+                try:
+                    self.poller.adopt(fd, polled)
+                except OSError as fault:
+                    (<Polled> polled).socket_refused()
+                    return fault.errno
         except Exception as fault:
+            if polled is None:
+                close(fd)
             self.poller._report(fault, polled)
         finally:
             accepted_fd = -1

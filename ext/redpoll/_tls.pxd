@@ -21,6 +21,8 @@ cdef class TlsSocket(Transport):
     cdef object fault
     # Owned: the beginning of the first record, until it is whole; or None.
     cdef bytes early
+    # Owned: what ends the handshake, to be sent before the next bytes; or None.
+    cdef bytes ticket
     # Owned: encrypted bytes that the kernel hasn't taken, from `unsent_at` on; or None.
     cdef bytes unsent
     cdef Py_ssize_t unsent_at
@@ -33,6 +35,8 @@ cdef class TlsSocket(Transport):
     # Decrypted or whole encrypted bytes are here, for which the socket isn't readable. It waits for its turn (Poller.again).
     cdef uint8_t more
     cdef uint8_t queued
+    # What is emitted becomes `ticket`.
+    cdef uint8_t keeps_ticket
     # pause_writing() of the connection was called last.
     cdef uint8_t connection_paused
     # The peer has sent its close_notify.

@@ -186,13 +186,17 @@ cdef class TlsSocket(Transport):
             self.timer = None
         self.state = STATE_LOST
         self.connection = None
-        self.unsent = self.early = None
+        self.unsent = self.early = self.ticket = None
         self.drop()
         if self.settled is not None:
             self.settle(self.fault or "closed before its handshake was complete")
         elif connection is not None:
             connection.connection_lost(None)
         return 0
+
+    cdef int socket_refused(self) except -1:
+        self.state = STATE_LOST
+        return self.settle("its socket can't be watched")
 
     # -- bytes in --------------------------------------------------------------------------------------------
 
@@ -239,8 +243,10 @@ cdef class TlsSocket(Transport):
         result = self.do_handshake()
         if result == 1:
             self.state = STATE_OPEN
-            self.more = self.has_more()
+            # A request that came with the last message of the handshake: one packet has the session ticket and the answer.
+            self.more = self.keeps_ticket = self.has_more()
         self.end_step()
+        self.keeps_ticket = False
         self.early = None
         if result == 2 and self.state != STATE_LOST:
             # The alert says why.
@@ -251,9 +257,18 @@ cdef class TlsSocket(Transport):
         if self.state == STATE_OPEN:
             self.connection.connection_made(self)
         if self.state == STATE_OPEN and self.more and not self.held:
-            # A request that came with the last message of the handshake.
             self.read()
+        if self.ticket is not None:
+            # Unless the flush comes before, with the answer.
+            self.poller.loop.call_soon(self._send_ticket)
         return 0
+
+    def _send_ticket(self):
+        cdef bytes ticket
+        if self.ticket is not None:
+            ticket = self.ticket
+            self.ticket = None
+            self.emit(PyBytes_AS_STRING(ticket), PyBytes_GET_SIZE(ticket))
 
     cdef int read(self) except -1:
         """Decrypt one read's worth and pass it on. What is left has a turn of its own."""
@@ -325,6 +340,13 @@ cdef class TlsSocket(Transport):
             bytes more
         if size == 0 or self.state == STATE_LOST:
             return 0
+        if self.keeps_ticket:
+            self.ticket = PyBytes_FromStringAndSize(at, size)
+            return 0
+        if self.ticket is not None:
+            more = self.ticket + PyBytes_FromStringAndSize(at, size)
+            self.ticket = None
+            return self.emit(PyBytes_AS_STRING(more), PyBytes_GET_SIZE(more))
         if self.unsent is not None:
             self.discarded += <uint32_t> size
             if self.state == STATE_OPEN and self.discarded > MAX_UNREAD_BYTES:

@@ -7,6 +7,8 @@ from redpoll._wheel import Timed
 
 class Polled(Timed): ...
 
+def accepted_peer() -> tuple[str, int] | None: ...
+
 class Poller:
     slice_s: float
     def __init__(self, loop: asyncio.AbstractEventLoop, slice_s: float = 0.004) -> None: ...
@@ -21,7 +23,12 @@ class Poller:
 
 class Listener:
     def __init__(
-        self, poller: Poller, fd: int, make: Callable[[], Polled], on_error: Callable[[int], object]
+        self,
+        poller: Poller,
+        fd: int,
+        make: Callable[[], Polled | None],
+        on_error: Callable[[int], object],
+        reads: bool = True,
     ) -> None: ...
     @property
     def poller(self) -> Poller: ...

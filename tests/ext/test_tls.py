@@ -438,6 +438,30 @@ async def test_a_resumed_client_of_tls_1_3_gets_the_next_ticket(direct, head):
     assert (later.id != session.id) == (direct.trusting.minimum_version == ssl.TLSVersion.TLSv1_3)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "beginning"])
+async def test_a_ticket_comes_with_the_answer_to_a_request_and_without_one(
+    keys, recorder, certificate, wait_until, head, whole
+):
+    """The request comes with the last message of the handshake."""
+    served = Served(recorder, certificate, OpenSslSocket)
+    served.trusting.minimum_version = ssl.TLSVersion.TLSv1_3
+    _, client = served.accept()
+    await client.send()
+    while not client.step(client.tls.do_handshake):
+        assert await client.receive()
+    client.tls.write(head if whole else head[:50])
+    await client.send()
+    assert await client.receive()
+    answer = client.step(client.tls.read, 65536)
+    assert client.tls.session.has_ticket
+    assert answer.startswith(b"HTTP/1.1 101 ") if whole else answer is None
+    if not whole:
+        client.tls.write(head[50:])
+        await client.send()
+        assert (await client.read(129)).startswith(b"HTTP/1.1 101 ")
+    await end(served, wait_until)
+
+
 async def test_a_ticket_of_the_key_before_is_accepted_and_replaced(direct, head, keys):
     _, session = await resumes(direct, head, None)
     set_ticket_keys([keys[1], keys[0]])

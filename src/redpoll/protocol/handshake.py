@@ -16,6 +16,7 @@ __all__ = ["Refusal", "admits_origin", "check", "origin_allowed", "recovers"]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
+_USUAL_VERSIONS = frozenset(str(version) for version in range(_OLDEST_PROTOCOL, _NEWEST_PROTOCOL + 1))
 _MAX_QUOTED_CHARS = 40
 
 # Any prefix before /app/ is allowed: pusher-js' `wsPath`, which a proxy may pass on.
@@ -48,7 +49,9 @@ def check(
     match = _PATH(path)
     if match is None:
         return _refusal(Code.PATH_NOT_FOUND, f"Path {path[:_MAX_QUOTED_CHARS]} not found: connect to /app/KEY")
-    key = unquote(match[1])
+    key = match[1]
+    if "%" in key:
+        key = unquote(key)
     app = find_app(key)
     # A disabled key admits no new connection; the app's other keys still do.
     if app is None or (app.secret_of(key) is None and not _is_console(app, key)):
@@ -58,6 +61,15 @@ def check(
     if not app.enabled:
         return _refusal(Code.APP_DISABLED, "App disabled")
     version = query.get("protocol", _DEFAULT_PROTOCOL)
+    if version not in _USUAL_VERSIONS and (refusal := _version_refusal(version)) is not None:
+        return refusal
+    # All origins are allowed in most apps.
+    if app.allowed_origins and not admits_origin(app, key, origin):
+        return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
+    return app
+
+
+def _version_refusal(version: str) -> Refusal | None:
     if _INTEGER(version) is None:
         return _refusal(Code.BAD_VERSION, f"Invalid protocol version {version[:_MAX_QUOTED_CHARS]}")
     if not _OLDEST_PROTOCOL <= int(version) <= _NEWEST_PROTOCOL:
@@ -65,9 +77,7 @@ def check(
             Code.UNSUPPORTED_VERSION,
             f"Unsupported protocol version {version}: {_OLDEST_PROTOCOL} to {_NEWEST_PROTOCOL} are supported",
         )
-    if not admits_origin(app, key, origin):
-        return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
-    return app
+    return None
 
 
 def admits_origin(app: App, key: str, origin: str | None) -> bool:

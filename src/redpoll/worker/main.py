@@ -153,7 +153,7 @@ class Worker:
             self.directory,
             self.life,
             start.requests_path,
-            lambda: self._serves and not self.backpressure.on and not self.aside.on,
+            self._admits,
             _max_connections(),
             self.fallback,
         )
@@ -192,6 +192,11 @@ class Worker:
     def _serves(self) -> bool:
         """Whether clients may be admitted: Redis answers, and what was revoked is known."""
         return self.registry.ready and self._revoked.was_read
+
+    def _admits(self) -> bool:
+        # Asked for each client, so without `_serves`.
+        is_held = self.backpressure.on or self.aside.on
+        return not is_held and self.registry.ready and self._revoked.was_read
 
     def _answer_questions(self, revocations: Revocations) -> None:
         answer_questions(

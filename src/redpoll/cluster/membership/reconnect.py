@@ -78,16 +78,13 @@ class Reconnect:
         self._scans: set[asyncio.Task[None]] = set()
         # Channels whose users are being read, or were when the connection broke.
         self._scanned: set[LocalChannel] = set()
-        self._was_registered = asyncio.Event()
-
-    @property
-    def was_registered(self) -> bool:
-        """Redis has known this worker at least once."""
-        return self._was_registered.is_set()
+        # Redis has known this worker at least once. Those who wait have an event; each new client reads the other.
+        self.was_registered = False
+        self._registered = asyncio.Event()
 
     async def wait_registered(self) -> None:
         """Returns when Redis knows this worker, however long that takes."""
-        await self._was_registered.wait()
+        await self._registered.wait()
 
     def close(self) -> None:
         for task in (*self._scans, self._registration, self._reset):
@@ -203,7 +200,8 @@ class Reconnect:
             self._link.drop("registration failed")
             return
         self._registration = None
-        self._was_registered.set()
+        self.was_registered = True
+        self._registered.set()
         self._online.connected(shards)
         self._sync.assert_held(shards)
         self._listening.connected(shards)

@@ -50,7 +50,6 @@ _HEADROOM = 48
 # Connections whose memory is given back to the system in one go: 1 ms.
 _TIDY_AFTER = 256
 
-
 # Longer targets aren't remembered: clients choose them.
 _MAX_REMEMBERED_BYTES = 256
 
@@ -278,7 +277,7 @@ class Gate:
             extra = "Sec-WebSocket-Version: 13\r\n" if status == 426 else ""
             self._answer(connection, status, "bad_request", text, extra)
             return
-        unready = self.unready(connection.address)
+        unready = self.unready(connection)
         if unready is not None:
             # 503 and no close code from 4200 to 4299: with those, pusher-js would reconnect at once
             # (protocol/README.md "Close codes").
@@ -315,12 +314,14 @@ class Gate:
             self.upgrades_refused_total += 1
             self._answer(connection, 503, "unavailable", TOO_MANY_OF_ADDRESS, "Retry-After: 1\r\n")
 
-    def unready(self, address: str) -> str | None:
-        """Why no client of this address is admitted now, whoever it is; None: one may be."""
+    def unready(self, client: Connection | str) -> str | None:
+        """Why this connection, or any of this address, isn't admitted now, whoever it is; None: it may be."""
         if not self._life.admits or not self._ready():
             return "this server isn't ready"
-        full = self._held() > self.max_connections and not self.strangers.make_room(address)
-        return "this server is full" if full else None
+        if self._held() <= self.max_connections:
+            return None
+        made = self.strangers.make_room(client if isinstance(client, str) else client.address)
+        return None if made else "this server is full"
 
     def _check(self, connection: Connection, upgrade: _Upgrade) -> App | handshake.Refusal:
         return handshake.check(

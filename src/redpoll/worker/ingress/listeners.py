@@ -1,8 +1,9 @@
 """The worker's listening sockets, and what happens to a connection before its first byte of HTTP.
 
-The engine accepts the plain port's connections, unless `proxy_protocol` is set. This module accepts the others: it
-reads the PROXY header, then has a `TlsSocket` do the handshake, both within `head_timeout_s`. The result is an
-`ProxiedPeer` connection, which knows the client's address from the header and whether the client used TLS.
+The engine accepts connections; with `proxy_protocol` this module does, and reads the PROXY header. A `TlsSocket` then
+does the handshake. Both have `head_timeout_s`. The result is a `ProxiedPeer` connection, which knows the client's
+address from the header and whether the client used TLS; on the plain port without PROXY headers it is a
+`ClientConnection`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from redpoll._sockets import Listener, Poller
+from redpoll._sockets import Listener, Poller, accepted_peer
 from redpoll._tls import TlsSocket
 from redpoll.config.proxies import TrustedProxies, plain_address
 from redpoll.worker.ingress.client_connection import ClientConnection, ProxiedPeer
@@ -67,7 +68,7 @@ class Listeners:
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
         assert gate.flusher.poller is not None
         self.poller: Poller = gate.flusher.poller
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._accepting: set[socket.socket] = set()
         self._entering: set[asyncio.Task[None]] = set()
         # Handshakes and their deadlines, nearly in order: PROXY headers come first.
@@ -88,9 +89,17 @@ class Listeners:
             self._accept_from(self._plain, None)
         else:
             gate = self._gate
-            self._listener = Listener(self.poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept)
+            self._listeners.append(
+                Listener(self.poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept)
+            )
         if self._tls is not None:
-            self._accept_from(self._tls, self._certificates)
+            assert self._certificates is not None
+            if self._proxy_protocol:
+                self._accept_from(self._tls, self._certificates)
+            else:
+                make = partial(self._handshake_for, self._certificates)
+                # A handshake takes too long for the time in which others wait to be accepted.
+                self._listeners.append(Listener(self.poller, self._tls.detach(), make, _cannot_accept, reads=False))
             self._gate.give_back_memory()
             self._tidy()
 
@@ -105,9 +114,9 @@ class Listeners:
         for listening in list(self._accepting):
             self._loop.remove_reader(listening)
         self._accepting.clear()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
         self._plain.close()
         if self._tls is not None:
             self._tls.close()
@@ -162,14 +171,12 @@ class Listeners:
             sock, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
-        self._gate.setups_changed(self.entering + 1)
-        if self._gate.is_crowded() and not self._gate.make_room(plain_address(address[0])):
+        peer = (plain_address(address[0]), address[1])
+        if not self._has_room(peer[0]):
             sock.close()
             return True
         sock.setblocking(False)
-        self._accepted_by_tls += certificates is not None
         deadline = self._loop.time() + self._within_s
-        peer = (plain_address(address[0]), address[1])
         if self._proxy_protocol and (not self._trusted or self._trusted.trusts(peer[0])):
             task = self._loop.create_task(self._enter(sock, peer, certificates, deadline))
             self._entering.add(task)
@@ -177,6 +184,11 @@ class Listeners:
         else:
             self._let_in(sock, ProxiedPeer(self._gate, peer, certificates is not None), certificates, deadline)
         return True
+
+    def _has_room(self, address: str) -> bool:
+        """Whether there is a descriptor for one more in setup, of this address."""
+        self._gate.setups_changed(self.entering + 1)
+        return not self._gate.is_crowded() or self._gate.make_room(address)
 
     def _let_in(
         self, sock: socket.socket, connection: ProxiedPeer, certificates: Certificates | None, deadline: float
@@ -186,22 +198,44 @@ class Listeners:
         if certificates is None:
             self.poller.adopt(sock.detach(), connection)
             return
-        strangers = self._gate.strangers
-        if not strangers.reserve(connection, connection.address):
-            self._gate.http.limit_reached("address")
+        tls = self._begin_handshake(connection, certificates, deadline)
+        if tls is None:
             sock.close()
             return
-        tls = certificates.socket_for(self.poller, connection, self._handshake_over)
         try:
             self.poller.adopt(sock.detach(), tls)
         except BaseException:
-            strangers.forget(connection)
+            self._give_up(tls)
             raise
+
+    def _handshake_for(self, certificates: Certificates) -> TlsSocket | None:
+        """For a connection that the engine accepts. None: it is to be closed."""
+        host, port = accepted_peer() or ("", 0)
+        peer = (plain_address(host), port)
+        tls = None
+        if self._has_room(peer[0]):
+            connection = ProxiedPeer(self._gate, peer, secure=True)
+            tls = self._begin_handshake(connection, certificates, self._loop.time() + self._within_s)
+        if tls is None:
+            self._count()
+        return tls
+
+    def _begin_handshake(
+        self, connection: ProxiedPeer, certificates: Certificates, deadline: float
+    ) -> TlsSocket | None:
+        """The transport of a connection whose socket the poller gets next. None: its address has too many."""
+        strangers = self._gate.strangers
+        if not strangers.reserve(connection, connection.address):
+            self._gate.http.limit_reached("address")
+            return None
+        tls = certificates.socket_for(self.poller, connection, self._handshake_over)
+        self._accepted_by_tls += 1
         self._handshakes[tls] = deadline, connection
         strangers.newcomers[connection] = None
         strangers.handshakes[connection] = partial(self._give_up, tls)
         if self._expiring is None:
             self._expiring = self._loop.call_at(deadline, self._expire)
+        return tls
 
     def _handshake_over(self, tls: TlsSocket, fault: str | None) -> None:
         if tls in self._handshakes:
