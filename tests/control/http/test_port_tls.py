@@ -132,13 +132,17 @@ async def test_handshakes_that_wait_are_bounded_and_given_up(tmp_path, wait_unti
         within_s=60.0,
     )  # fmt: skip
     server = await asyncio.get_running_loop().create_server(tls, "127.0.0.1", 0, backlog=256)
+    address = server.sockets[0].getsockname()
     with contextlib.ExitStack() as stack:
-        for _ in range(140):
-            client = stack.enter_context(socket.create_connection(server.sockets[0].getsockname()))
-        await wait_until(lambda: len(refused) == 12)
-        assert len(tls.handshakes) == 128
-        client.settimeout(60)
-        assert client.recv(1) == b""
+        stack.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
+        await wait_until(lambda: len(tls.handshakes) == 1)
+        (other,) = tls.handshakes
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(140)]
+        await wait_until(lambda: len(refused) == 13)
+        # The address with the most loses its oldest. Another one keeps its own, which is older.
+        assert (len(tls.handshakes), other in tls.handshakes) == (128, True)
+        clients[0].settimeout(60)
+        assert clients[0].recv(1) == b""
         tls.close()
         await wait_until(lambda: not tls.handshakes)
     server.close()

@@ -53,3 +53,10 @@ async def test_nothing_is_known_while_redis_is_away(redis):
     claims = Claims(Link(redis.url), Keys(), "run.1")
     assert await answer(claims.claim) is None
     assert await answer(claims.find) is None
+
+
+async def test_session_that_never_began_may_be_opened_again(link):
+    one, two = (Claims(link, Keys(), own) for own in ("run.1", "run.2"))
+    assert await answer(one.claim) == ""
+    one.give_up(NAME)
+    assert await answer(two.claim) == ""

@@ -5,6 +5,7 @@ import pytest
 
 from fallback_wire import FallbackClosed, ask
 from redpoll.cluster.mailbox import Mailbox
+from redpoll.worker.fallback.claims import SessionName
 
 KEY = "278d425bdf160c739803"
 
@@ -113,9 +114,39 @@ async def test_send_that_is_lost_ends_the_session(bench, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(FallbackClosed) as closed:
         await client.until("never")
-    assert closed.value.code == 1006
+    assert closed.value.code == 4100
     await bench.settled(two, lambda: not two.fallback.relay._missed)
     assert one.fallback.sessions.by_name == {}
+
+
+async def test_send_that_its_address_may_not_have_under_way_ends_the_session_with_a_code(bench):
+    one = await bench.start()
+    two = await bench.start(max_pending_per_address=1, trusted_proxies=("127.0.0.1",))
+    client = await bench.fallback(one)
+    # Somebody else of the address has a request under way.
+    assert two.gate.strangers.reserve(object(), "192.0.2.1")
+    path = client.socket.path("xhr_send")
+    refused = await ask("127.0.0.1", two.port, "POST", path, b'["{}"]', X_Forwarded_For="192.0.2.1")
+    assert refused.status == 503
+    with pytest.raises(FallbackClosed) as closed:
+        await client.until("never")
+    assert closed.value.code == 4100
+    await bench.settled(two, lambda: not two.fallback.relay._missed)
+
+
+async def test_names_of_one_network_leave_room_for_others(bench):
+    relay = (await bench.start()).fallback.relay
+    for number in range(300):
+        relay.missed(SessionName(KEY, f"invented{number}"), b"[1]", ("192.0.2.1", 1))
+        relay.missed(SessionName(KEY, f"invented{number}"), b"[1]", ("192.0.2.1", 1))
+    assert len(relay._missed) == 250
+    for number in range(300):
+        relay.missed(SessionName(KEY, f"private{number}"), b"[1]", ("10.0.0.1", 10))
+        relay.missed(SessionName(KEY, f"proxied{number}"), b"[1]", ("", 0))
+    assert len(relay._missed) == 850
+    for name in list(relay._missed):
+        relay._forget_missed(name)
+    assert not relay._missed_of
 
 
 async def test_malformed_messages_of_other_workers_are_refused(bench):

@@ -95,3 +95,5 @@ async def test_nothing_is_taken_while_redis_is_congested(bench):
     assert received == []
     session.connection.resume_reading()
     assert len(received) == 100
+    # pusher-js doesn't look at the status of what was refused.
+    assert b"c[4100," in (await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr")).body

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -16,6 +17,7 @@ import structlog
 
 from redpoll.config.certificate import PairError
 from redpoll.config.certificate_files import unbundle
+from redpoll.config.proxies import network_of
 
 if TYPE_CHECKING:
     import ssl
@@ -35,7 +37,7 @@ _READ_BYTES: Final = 65536
 class PortTls:
     """`bundle` has the certificates (config/certificate_files.py), `client_ca` the authorities of clients. `make`
     returns the protocol of a connection, which gets it when the handshake is complete, within `within_s`. `refused` is
-    called for each that isn't let in because too many are in their handshake.
+    called for each that is closed because too many are in their handshake.
 
     Raises PairError if the files can't be used.
     """
@@ -52,7 +54,8 @@ class PortTls:
         self.make = make
         self.refused = refused
         self.within_s = within_s
-        self.handshakes: set[_Connection] = set()
+        # The oldest first.
+        self.handshakes: dict[_Connection, None] = {}
         self._bundle = bundle
         self._client_ca = client_ca
         self._contexts = self._first()
@@ -74,9 +77,16 @@ class PortTls:
         """Of handshakes that begin now."""
         return self._contexts.default
 
-    @property
-    def is_crowded(self) -> bool:
-        return len(self.handshakes) >= _MAX_HANDSHAKES
+    def begins(self, connection: _Connection) -> None:
+        """A handshake begins. If there are too many, the address with the most loses its oldest, so that silent
+        strangers keep out each other."""
+        if len(self.handshakes) >= _MAX_HANDSHAKES:
+            ((network, _),) = Counter(one.network for one in self.handshakes).most_common(1)
+            oldest = next(one for one in self.handshakes if one.network == network)
+            del self.handshakes[oldest]
+            oldest.abort()
+            self.refused()
+        self.handshakes[connection] = None
 
     def reload(self) -> None:
         """Reads the files again, for handshakes that begin from now on. Files that can't be used change nothing."""
@@ -100,6 +110,7 @@ class _Connection(asyncio.Protocol, asyncio.Transport):
 
         self._port = tls
         self._raw: asyncio.Transport
+        self.network = ""
         self._protocol: asyncio.Protocol | None = None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -113,11 +124,9 @@ class _Connection(asyncio.Protocol, asyncio.Transport):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
-        if self._port.is_crowded:
-            self._port.refused()
-            self._raw.abort()
-            return
-        self._port.handshakes.add(self)
+        peer = transport.get_extra_info("peername")
+        self.network = network_of(peer[0]) if peer else ""
+        self._port.begins(self)
         self._timer = asyncio.get_running_loop().call_later(self._port.within_s, self.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -142,7 +151,7 @@ class _Connection(asyncio.Protocol, asyncio.Transport):
             self._protocol.resume_writing()
 
     def connection_lost(self, fault: Exception | None) -> None:
-        self._port.handshakes.discard(self)
+        self._port.handshakes.pop(self, None)
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -165,7 +174,7 @@ class _Connection(asyncio.Protocol, asyncio.Transport):
             self._end()
             return False
         self._send()
-        self._port.handshakes.discard(self)
+        self._port.handshakes.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         self._protocol = self._port.make()

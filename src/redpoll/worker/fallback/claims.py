@@ -50,6 +50,10 @@ class Claims:
         """The session is alive. Also writes what Redis has lost."""
         self._link.call(b"SET", self._keys.fallback(*name), self._own, b"EX", _LIFETIME_S)
 
+    def give_up(self, name: SessionName) -> None:
+        """The session was claimed, and never began: nothing is left to remember."""
+        self._link.call(b"DEL", self._keys.fallback(*name))
+
     def release(self, name: SessionName) -> None:
         """The session has ended."""
         self._link.call(b"SET", self._keys.fallback(*name), ENDED, b"EX", _REMEMBERED_S)

@@ -113,22 +113,33 @@ class Fallback:
             return responses.nothing(cors) if status == 204 else responses.failed(status, cors)
         refusal = self._unable(http, request, cors)
         if refusal is not None:
-            if not self._mailbox.up:
-                self.relay.missed(name, request.body)
+            self.relay.missed(name, request.body, self._network_of(http, request))
             return refusal
         sending = _Sending(http, cors)
         http.hold(sending, request)
-        self._claims.find(name, partial(self._found, name, sending, target.number, request.body))
+        network = self._network_of(http, request)
+        self._claims.find(name, partial(self._found, name, sending, target.number, request.body, network))
         return LATER
 
-    def _found(self, name: SessionName, sending: _Sending, number: int | None, body: bytes, owner: str | None) -> None:
+    def _network_of(self, http: PublicConnection, request: ParsedRequest) -> tuple[str, int]:
+        return self._gate.strangers.counted_as(self._gate.http.client_of(http, request))
+
+    def _found(
+        self,
+        name: SessionName,
+        sending: _Sending,
+        number: int | None,
+        body: bytes,
+        network: tuple[str, int],
+        owner: str | None,
+    ) -> None:
         if owner is None:
-            self.relay.missed(name, body)
+            self.relay.missed(name, body, network)
             sending.answer(503)
         elif owner in ("", ENDED, self._mailbox.address):
             sending.answer(404)
         else:
-            self.relay.bring(owner, name, number, body, sending.answer)
+            self.relay.bring(owner, name, number, body, sending.answer, network)
 
     def _attach(self, http: PublicConnection, request: ParsedRequest, target: Target, cors: str) -> bytes:
         name = SessionName(target.key, target.session)

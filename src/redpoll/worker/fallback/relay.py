@@ -10,7 +10,7 @@ end, and so do the sessions that wrote there: clients connect again, and notice 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -40,6 +40,11 @@ _LOOK_TICKS: Final = 8
 # Sessions of which a request was lost, and how often their workers are looked for: every 2 s.
 _MAX_MISSED: Final = 4_000
 _MAX_LOOKS: Final = 15
+# Of one network, so that names which somebody invents leave room for others; private addresses have a multiple.
+_MAX_MISSED_OF_NETWORK: Final = 250
+# While Redis answers, a session that it doesn't know isn't there.
+_LOOKS_WHEN_UP: Final = 2
+_NO_LIMIT: Final = ("", 0)
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -175,8 +180,9 @@ class Relay:
         # Of broken ways: requests, and sessions that wrote to such.
         self._lost: deque[int | Session] = deque()
         self._slices = Slices(self._end_one)
-        # By session, how often its worker was looked for.
-        self._missed: dict[SessionName, int] = {}
+        # By session, how often its worker will be looked for, and the network that it counts for.
+        self._missed: dict[SessionName, tuple[int, str]] = {}
+        self._missed_of: Counter[str] = Counter()
         self._looking: deque[SessionName] = deque()
         self._look_slices = Slices(self._look_one)
         # What other workers must know once the link is up: their names, and the messages.
@@ -199,46 +205,79 @@ class Relay:
         request.on_left = lambda: self._left(number)
         self._send(number, owner, Attach(number, self.own, name.key, name.session, request.polls, n))
 
-    def bring(self, owner: str, name: SessionName, n: int | None, body: bytes, answer: Callable[[int], None]) -> None:
-        """Pass an xhr_send on. `answer` is called with the status, later."""
-        number = self._add(_Waiting(owner, self._noting(name, answer, body), None))
+    def bring(
+        self,
+        owner: str,
+        name: SessionName,
+        n: int | None,
+        body: bytes,
+        answer: Callable[[int], None],
+        network: tuple[str, int] = _NO_LIMIT,
+    ) -> None:
+        """Pass an xhr_send on. `answer` is called with the status, later. `network` as in `missed`."""
+        number = self._add(_Waiting(owner, self._noting(name, answer, body, network), None))
         self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
 
-    def _noting(self, name: SessionName, answer: Callable[[int], None], body: bytes = b"") -> Callable[[int], None]:
+    def _noting(
+        self, name: SessionName, answer: Callable[[int], None], body: bytes = b"", network: tuple[str, int] = _NO_LIMIT
+    ) -> Callable[[int], None]:
         def answered(status: int) -> None:
             if status == 503:
-                self.missed(name, body)
+                self.missed(name, body, network)
             answer(status)
 
         return answered
 
-    def missed(self, name: SessionName, body: bytes = b"") -> None:
+    def missed(self, name: SessionName, body: bytes = b"", network: tuple[str, int] = _NO_LIMIT) -> None:
         """A request of this session is answered 503. For a stream or poll, its page connects anew. At the status of an
         xhr_send pusher-js doesn't look. In both cases the session ends, once the link is up; only a lost heartbeat is
-        no loss."""
-        if body.strip() != b"[]" and len(self._missed) < _MAX_MISSED:
-            self._missed[name] = 0
+        no loss. `network` as of Strangers.counted_as."""
+        if body.strip() == b"[]":
+            return
+        looks = _LOOKS_WHEN_UP if self.mailbox.up else _MAX_LOOKS
+        noted = self._missed.get(name)
+        if noted is not None:
+            self._missed[name] = max(looks, noted[0]), noted[1]
+            return
+        counted, factor = network
+        if len(self._missed) < _MAX_MISSED and not 0 < factor * _MAX_MISSED_OF_NETWORK <= self._missed_of[counted]:
+            self._missed[name] = looks, counted
+            self._missed_of[counted] += 1
+
+    def _forget_missed(self, name: SessionName) -> None:
+        noted = self._missed.pop(name, None)
+        if noted is not None:
+            self._missed_of[noted[1]] -= 1
+            if not self._missed_of[noted[1]]:
+                del self._missed_of[noted[1]]
 
     def _look_one(self) -> bool:
         if not self._looking or not self.mailbox.up:
             return False
         name = self._looking.popleft()
-        looks = self._missed.pop(name, _MAX_LOOKS)
-        if looks < _MAX_LOOKS:
-            self._missed[name] = looks + 1
+        looks, counted = self._missed.get(name, (0, ""))
+        if not looks:
+            self._forget_missed(name)
+        else:
+            self._missed[name] = looks - 1, counted
             self._sessions.claims.find(name, partial(self._end_missed, name))
         return True
 
     def _end_missed(self, name: SessionName, owner: str | None) -> None:
         if owner == ENDED:
-            self._missed.pop(name, None)
-        elif owner and owner != self.own:
+            self._forget_missed(name)
+        elif owner == self.own:
+            self._forget_missed(name)
+            session = self._sessions.by_name.get(name)
+            if session is not None:
+                session.message_lost()
+        elif owner:
             self.mailbox.send(owner, _encode(Missed(0, self.own, *name)), partial(self._missed_sent, name))
 
     def _missed_sent(self, name: SessionName, arrived: bool) -> None:
         # A worker that isn't there may not have subscribed its messages again yet: look again.
         if arrived:
-            self._missed.pop(name, None)
+            self._forget_missed(name)
 
     def _add(self, waiting: _Waiting) -> int:
         self.relayed_total += 1
@@ -351,7 +390,7 @@ class Relay:
             case Missed():
                 session = self._sessions.by_name.get(SessionName(message.key, message.session))
                 if session is not None:
-                    session.drop()
+                    session.message_lost()
             case Left():
                 outlet = self.outlets.pop((message.by, message.number), None)
                 if outlet is not None:

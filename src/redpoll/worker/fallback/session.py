@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from redpoll._engine import OPEN as CONNECTION_OPEN
+from redpoll.protocol.errors import Code
 from redpoll.worker.fallback.claims import SessionName
 from redpoll.worker.fallback.lines import OPEN, PRELUDE, STILL_THERE, LineMaker, Lines, lines_of
 from redpoll.worker.fallback.outlets import Outlet
@@ -38,6 +39,7 @@ _MASK: Final = bytes(4)
 _PONG: Final = b"\x8a\x80" + _MASK
 # SockJS' code for it. pusher-js never does this, and takes the code for an interruption.
 _REPLACED: Final = lines_of(b'c[2010,"Another connection still open"]\n')
+_MESSAGE_LOST: Final = "a message could not be taken: too much is under way here, or from your address; connect again"
 _decode_messages: Final = msgspec.json.Decoder(list[str]).decode
 
 
@@ -99,6 +101,7 @@ class Session(asyncio.Transport):
     __slots__ = (
         "_ending",
         "_full",
+        "_has_refused",
         "_held",
         "_order",
         "_reading",
@@ -138,6 +141,8 @@ class Session(asyncio.Transport):
         # While no client is read (timers/backpressure.py), messages wait here.
         self._reading = True
         self._held: list[Messages] = []
+        # A message found no room there.
+        self._has_refused = False
         self._unanswered_beat = False
 
     # -- what clients ask ----------------------------------------------------------------------------------
@@ -198,6 +203,7 @@ class Session(asyncio.Transport):
         if not messages:
             self._beat_received()
         if len(self._held) >= _MAX_MESSAGES:
+            self._has_refused = True
             return 503
         if self._order is None:
             self._order = SendOrder(self.number)
@@ -295,6 +301,10 @@ class Session(asyncio.Transport):
         outlet.end()
         self.ended()
 
+    def message_lost(self) -> None:
+        """An xhr_send was refused that is right. pusher-js doesn't look at its status: the client connects again."""
+        self.connection.shut(Code.OVER_CAPACITY, _MESSAGE_LOST)
+
     def drop(self) -> None:
         """The client has gone, or lines for it may be lost."""
         self.connection.abort()
@@ -335,6 +345,9 @@ class Session(asyncio.Transport):
         self._reading = True
         held, self._held = self._held, []
         self._deliver(held)
+        if self._has_refused:
+            self._has_refused = False
+            self.message_lost()
 
     def close(self) -> None:
         asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)

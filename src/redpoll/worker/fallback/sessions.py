@@ -88,7 +88,7 @@ class Sessions:
         elif owner is None:
             opening.refuse(None)
         elif not opening.request.open:
-            self.claims.release(opening.name)
+            self.claims.give_up(opening.name)
         else:
             self._check_again(opening)
 
@@ -98,7 +98,7 @@ class Sessions:
         if isinstance(outcome, Refusal):
             self._give_up(opening, outcome)
         elif self.gate.unready(opening.address) is not None:
-            self.claims.release(opening.name)
+            self.claims.give_up(opening.name)
             opening.refuse(None)
         else:
             self._ask_for_place(opening._replace(app=outcome))
@@ -138,7 +138,7 @@ class Sessions:
             self._opened(opening, session)
 
     def _give_up(self, opening: Opening, refusal: Refusal | None, session: Session | None = None) -> None:
-        self.claims.release(opening.name)
+        self.claims.give_up(opening.name)
         if session is not None:
             session.connection.released()
         if refusal is not None:

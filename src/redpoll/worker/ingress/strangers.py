@@ -88,6 +88,10 @@ class Strangers:
         self._networks[connection] = network
         return True
 
+    def counted_as(self, address: str) -> tuple[str, int]:
+        """The network as which an address counts, and how many times the limit of one it has; 0: there is none."""
+        return self._look(address)
+
     def may_leave_unread(self, connection: Connection, address: str) -> bool:
         """Whether its client, who has this address, may get one more answer while it hasn't read those before. It takes
         a place for that."""
