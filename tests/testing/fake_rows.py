@@ -52,6 +52,7 @@ RULES: dict[ModuleType, dict[str, dict[str, Any]]] = {
     test_growing_texts: {"chat.": {"keep": 5000, "replay": 50, "max_rate": 20, "join": "delta", "by": "message_id"}},
 }
 _PROCESS = "it starts another process"
+_TRANSPORTS = "the fake doesn't have pusher-js' HTTP transports: they need the compiled engine"
 _MEMORY = "it measures the memory of a worker"
 WITHOUT = {
     "test_python_library_with_a_wrong_clock": "it changes the clock of this process, which is the fake's too",
@@ -67,7 +68,7 @@ WITHOUT = {
     "test_bodies_of_strangers_are_refused_by_the_head_alone": "the fake reads a body before it checks the signature",
 }
 WHOLE_MODULES_WITHOUT = {
-    "durable_streams": "the fake has no channels over HTTP",
+    "durable_streams": "the fake has no channels over HTTP: its readers need compiled modules",
     "library_requests": "it counts in the metrics of the processes",
     "migration": "it starts servers of other kinds",
     "readme": "it starts the programs of README.md",
@@ -77,8 +78,8 @@ WHOLE_MODULES_WITHOUT = {
 }
 # Rows of the matrix.
 ROWS_WITHOUT = {
-    "xhr_streaming": "the fake doesn't have pusher-js' HTTP transports",
-    "xhr_polling": "the fake doesn't have pusher-js' HTTP transports",
+    "xhr_streaming": _TRANSPORTS,
+    "xhr_polling": _TRANSPORTS,
     "tls": "the fake has no TLS",
     "code-4000": "the fake has no TLS to come back by",
     "history-resumed": "the fake doesn't have `user_resume_s`",
