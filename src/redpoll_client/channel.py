@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 from redpoll_client.errors import Overflow, RedpollError
 from redpoll_client.names import check_event, needs_signature
-from redpoll_client.signatures import to_json
+from redpoll_client.signatures import from_json, to_json
 
 __all__ = ["Channel", "Event", "Members", "Position"]
 
@@ -38,7 +37,7 @@ class Event:
 
     def json(self) -> Any:
         """The parsed data. Raises ValueError if it isn't JSON."""
-        return json.loads(self.data)
+        return from_json(self.data)
 
 
 class Members(Mapping[str, Any]):

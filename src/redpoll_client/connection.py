@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from redpoll_client.errors import ConnectionRefused, ProtocolError, Unreachable
+from redpoll_client.signatures import from_json
 
 __all__ = ["ClosedEarly", "Connection", "data_of", "reconnect_delay_s"]
 
@@ -178,7 +179,7 @@ def refused(code: int, text: str) -> None:
 
 def _decoded(text: str) -> dict[str, Any]:
     try:
-        frame = json.loads(text)
+        frame = from_json(text)
     except (ValueError, RecursionError):
         frame = None
     if not isinstance(frame, dict) or not isinstance(frame.get("event"), str):

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from redpoll_client import sign_channel, sign_user
-from redpoll_client.signatures import hex_hmac, sign_request
+from redpoll_client.signatures import from_json, hex_hmac, sign_request
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 
@@ -68,3 +68,14 @@ def test_hmac_is_lowercase_hex():
     assert hex_hmac("key", b"The quick brown fox jumps over the lazy dog") == (
         "f7bc83f430538424b13298e6aa6fb143ef4d59a14946175997479dbc2d1a3cd8"
     )
+
+
+@pytest.mark.parametrize("text", ['{"a":[1,"é"]}', " 1 ", '"x"\n', "1.5e3", "null"])
+def test_texts_are_parsed_as_by_json(text):
+    assert from_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", "{", "1 2", "[1]x", "\ufeff1", "nul"])
+def test_texts_that_json_refuses(text):
+    with pytest.raises(ValueError, match=r"line 1|BOM"):
+        from_json(text)
