@@ -10,6 +10,7 @@ import time
 import pytest
 
 from cli.test_imports import SOKETI
+from lengths import amount
 from server import Server
 from wire import Api, Socket
 
@@ -246,7 +247,7 @@ def test_killed_at_random_it_leaves_all_or_nothing(tmp_path):
     assert start("whole").wait() == 0
     lasts_s = time.monotonic() - began
     assert apps_in("whole") == count
-    for number in range(10):
+    for number in range(amount(4, 10)):
         process = start(f"killed-{number}")
         try:
             process.wait(lasts_s * chance.uniform(0.2, 1.0))

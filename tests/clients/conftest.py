@@ -10,8 +10,8 @@ from server import Server
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Four workers on an embedded Redis. Tests of one module use channels of their own."""
-    with Server(workers=4) as running:
+    """Two workers on an embedded Redis. Tests of one module use channels of their own."""
+    with Server(workers=2) as running:
         yield running
 
 

@@ -142,7 +142,7 @@ async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
     size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
     async with keeping(Server(workers=2)) as server:
-        reader, publisher = Reader(server), Publisher(server, size(2_000, 10_000))
+        reader, publisher = Reader(server), Publisher(server, size(1_000, 10_000))
         async with running(reader):
             await wait_until(lambda: reader.connects)
             async with running(publisher):
@@ -155,11 +155,11 @@ async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
 ) -> None:
     async with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
         reader, steady = Reader(server), Reader(server)
-        publisher = Publisher(server, size(1_500, 10_000))
+        publisher = Publisher(server, size(1_000, 10_000))
         async with running(reader), running(steady):
             await wait_until(lambda: reader.connects and steady.connects)
             async with running(publisher):
-                cutting = asyncio.create_task(cut_at_random(reader, publisher, size(5, 20), wait_until))
+                cutting = asyncio.create_task(cut_at_random(reader, publisher, size(4, 20), wait_until))
                 for at, away_s in ((0.3, 0.0), (0.6, 2.5)):
                     await wait_until(lambda at=at: publisher.accepted > publisher.count * at, timeout_s=120)
                     own_redis.kill()

@@ -123,14 +123,14 @@ class History:
 
 
 async def test_random_runs_end_in_the_right_state(server: Server, size: Callable[[int, int], int]) -> None:
-    for seed in range(size(60, 3_000)):
+    for seed in range(size(24, 3_000)):
         await History(server, seed).run(steps=40, kills=0)
 
 
 async def test_random_runs_with_killed_workers_end_in_the_right_state(
     server: Server, size: Callable[[int, int], int]
 ) -> None:
-    for seed in range(1000, 1000 + size(4, 60)):
+    for seed in range(1000, 1000 + size(2, 60)):
         await History(server, seed).run(steps=60, kills=2)
 
 
@@ -143,7 +143,7 @@ async def test_hopping_clients_leave_no_channel_occupied_or_missing(
     clients = await asyncio.gather(*(connect_patiently(server) for _ in range(size(40, 200))))
     chance = random.Random(3)
     where: dict[Socket, str] = {}
-    for _ in range(size(25, 300)):
+    for _ in range(size(12, 300)):
         for client in clients:
             if client in where:
                 client.unsubscribe(where[client])
@@ -199,7 +199,7 @@ async def test_counts_and_descriptors_return_to_their_start_values(
 
     await cycle()  # What stays after the first round, such as pools and the clock of a shard, isn't a leak.
     files_before, _ = await settled()
-    for _ in range(size(12, 400)):
+    for _ in range(size(5, 400)):
         await cycle()
     files, keys = await settled()
     # The HTTP session of `settled` itself may hold a descriptor for a moment.
@@ -210,5 +210,5 @@ async def test_counts_and_descriptors_return_to_their_start_values(
     await cycle()
     _, keys_after = await settled()
     assert keys_after == keys
-    figures.note("Worker killed", "connections made and ended", at_once * size(12, 400), "")
+    figures.note("Worker killed", "connections made and ended", at_once * size(5, 400), "")
     figures.note("Worker killed", "descriptors more than before, all workers", sum(files) - sum(files_before), "", "0")

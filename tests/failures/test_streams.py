@@ -26,7 +26,7 @@ from server import Server
 from wire import Api, eventually
 
 CHANNEL = "kept-news"
-KILLS = amount(4, 20)
+KILLS = amount(3, 20)
 
 
 @dataclass

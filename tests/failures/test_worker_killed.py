@@ -50,7 +50,7 @@ async def test_members_of_a_killed_worker_are_removed_once_and_counted_no_more(
     server: Server, size: Callable[[int, int], int], within_s: Callable[[float], float], figures
 ) -> None:
     members = 50
-    for repetition in range(size(2, 20)):
+    for repetition in range(size(1, 20)):
         channel, plain, alone = (f"{kind}-kill-{repetition}" for kind in ("presence", "public", "alone"))
         held = await sockets_by_worker(server, members)
         victim = max(held, key=lambda pid: len(held[pid]))

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from answering import Answering, reply
+from lengths import amount
 from outbox_run import Site, run_outbox
 from postgres import program
 from redpoll_client import Publisher
@@ -42,7 +43,7 @@ async def test_every_committed_event_arrives_once_and_in_order(server, database)
     async def kill_control():
         os.kill(server.control_pid, signal.SIGKILL)
 
-    result = await run_outbox(site, url_of(server), 100, sender_kills=2, kills=[kill_control])
+    result = await run_outbox(site, url_of(server), amount(50, 100), sender_kills=amount(1, 2), kills=[kill_control])
     assert result.received == result.committed
 
 
