@@ -27,6 +27,7 @@ from playwright.async_api import Browser, Locator, Page, async_playwright, expec
 
 from ports import reserved_ports
 from reading import read_token
+from redpoll import __version__
 from redpoll_client import AsyncPublisher
 from server import Server
 from walk import command
@@ -76,7 +77,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "package").rename(libraries / "redpoll-js")
     shutil.copytree(EXAMPLE / "app", folder / "app")
     for path in PAGES.iterdir():
-        if path.suffix in (".jsx", ".mts", ".cts"):
+        if path.suffix in (".jsx", ".mjs", ".mts", ".cts"):
             shutil.copy(path, folder)
     return folder
 
@@ -95,6 +96,7 @@ def test_the_package_has_no_dependencies_and_what_its_exports_name(project: Path
     about = json.loads((folder / "package.json").read_text())
     assert "dependencies" not in about
     assert about["license"] == "MIT"
+    assert about["version"] == __version__
     assert set(about["peerDependenciesMeta"]) == set(about["peerDependencies"])
     named = set()
 
@@ -138,6 +140,10 @@ def test_random_parts_make_the_text_that_was_sent_or_are_marked() -> None:
     made = json.loads(run("node", PAGES / "random_texts.mjs", 0, 2000))
     assert made["whole"] > 1000
     assert made["cut"] > 200
+
+
+def test_the_transport_makes_whole_messages_of_chunks_or_errors(project: Path) -> None:
+    assert run("node", "transport.mjs", cwd=project) == "ok\n"
 
 
 # -- pages
