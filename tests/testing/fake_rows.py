@@ -71,6 +71,7 @@ WHOLE_MODULES_WITHOUT = {
     "library_requests": "it counts in the metrics of the processes",
     "migration": "it starts servers of other kinds",
     "readme": "it starts the programs of README.md",
+    "redpoll_js": "the fake has no channels over HTTP",
     "tls": "the fake has no TLS",
     "trace": "the fake has no event log",
     "worker_ready": "the fake has no workers",
