@@ -81,6 +81,9 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
     send_event: ({ client, event, data, channel }) => pick(pushers, client).send_event(event, data, channel),
     trigger: ({ client, channel, event, data }) => pick(pushers, client).channel(channel).trigger(event, data),
     history: ({ client, channel, asked }) => pick(pushers, client).history(channel, asked),
+    follow_texts: ({ client, name, channel, options }) => {
+      redpoll.followTexts(pick(pushers, client), channel, options, (view) => say({ client, name, channel, view }));
+    },
     position: ({ client, channel }) => pick(pushers, client).position(channel),
     members: ({ client, channel }) => {
       const { members } = pick(pushers, client).channel(channel);

@@ -229,6 +229,88 @@ async def test_a_gap_that_cannot_be_filled_is_reported_with_the_new_position(pag
 
 
 @IN_BOTH
+async def follow(page: Page, channel: str, client: str = "page", name: str = "first", **options: object) -> None:
+    await page.call("follow_texts", client, name=name, channel=channel, options={"event": "text", **options})
+
+
+async def shows(page: Page, channel: str, *texts: tuple[str, str], client: str = "page", name: str = "first") -> None:
+    """Waits until the page has everything that is stored, and shows these texts and states."""
+
+    async def shown() -> list[tuple[str, str]] | None:
+        found = page.node.matching(client=client, name=name, channel=channel)
+        view = found[-1]["view"] if found else {"caughtUp": False}
+        return [(text["text"], text["state"]) for text in view["texts"]] if view["caughtUp"] else None
+
+    await eventually(shown, list(texts))
+
+
+async def publish_text(page: Page, channel: str, stream: str, parts: range, state: str | None = None) -> str:
+    """Publishes parts of a text as `publish_stream` does. Returns the text up to there."""
+    text = "".join(f"{number} " for number in range(parts.start))
+    for number in parts:
+        delta = f"{number} "
+        text += delta
+        part = {"stream": stream, "n": number, "length": len(text), "delta": delta}
+        await page.api.publish(channel, "text", json.dumps(part))
+    if state is not None:
+        end = {"stream": stream, "n": parts.stop, "length": len(text), "state": state}
+        await page.api.publish(channel, "text", json.dumps(end))
+    return text
+
+
+async def test_a_text_is_whole_after_a_cut_and_for_a_page_that_comes_late(page: Page) -> None:
+    channel = page.channel("stored-")
+    await page.connect()
+    await follow(page, channel)
+    first = await publish_text(page, channel, "a", range(3))
+    await shows(page, channel, (first, "streaming"))
+    async with page.cut_off(channel):
+        await publish_text(page, channel, "a", range(3, 5))
+    whole = await publish_text(page, channel, "a", range(5, 7), "done")
+    await shows(page, channel, (whole, "done"))
+    half = await publish_text(page, channel, "b", range(2), "failed")
+    await page.connect("late")
+    await follow(page, channel, "late")
+    await shows(page, channel, (whole, "done"), (half, "failed"), client="late")
+    # It shares the subscription, which brings nothing more, and reads pages of the history.
+    await follow(page, channel, "late", "second")
+    await shows(page, channel, (whole, "done"), (half, "failed"), client="late", name="second")
+
+
+async def test_a_text_with_a_part_that_is_no_longer_stored_is_incomplete(page: Page) -> None:
+    channel = page.channel("short-")
+    await page.connect()
+    await follow(page, channel)
+    await publish_text(page, channel, "a", range(2))
+    await shows(page, channel, ("0 1 ", "streaming"))
+    async with page.cut_off(channel):
+        await publish_text(page, channel, "a", range(2, 6))
+    # The page reads once more what is stored: the newest two.
+    await shows(page, channel, ("4 5 ", "incomplete"))
+    await publish_text(page, channel, "a", range(6, 7), "done")
+    await shows(page, channel, ("4 5 6 ", "incomplete"))
+
+
+async def test_a_silent_publisher_ends_a_text_until_it_goes_on(page: Page) -> None:
+    channel = page.channel("stored-")
+    await page.connect()
+    await follow(page, channel, silenceMs=1)
+    await publish_text(page, channel, "a", range(1))
+    await shows(page, channel, ("0 ", "failed"))
+    await publish_text(page, channel, "a", range(1, 2), "done")
+    await shows(page, channel, ("0 1 ", "done"))
+
+
+async def test_a_refused_channel_has_an_error(page: Page) -> None:
+    channel = page.channel("private-forbidden-")
+    options = {**page.node.options(page.auth_url.replace("/auth", "/nothing")), "wsPort": page.proxy.port}
+    await page.call("connect_redpoll", key=page.node._server.app_key, options=options)
+    await follow(page, channel)
+    view = (await page.node.seen(client="page", channel=channel))["view"]
+    assert view["error"] is not None
+    assert not view["caughtUp"]
+
+
 async def test_pages_cover_the_whole_history_in_both_directions(page: Page) -> None:
     channel = page.channel("stored-")
     await page.publish(channel, range(10))

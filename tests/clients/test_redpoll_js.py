@@ -1,11 +1,16 @@
 """The package redpoll-js: packed as for npm, type-checked, and its hooks and its transport for the AI SDK in Chromium.
 
-The conversation is the example's, deploy/examples/answers, with its back end as a process.
+The conversation is the example's, deploy/examples/answers, with its back end as a process. Here its components are in
+a small bundle. In Next.js, which is 380 MB:
+
+    (cd deploy/examples/answers && npm install)
+    NEXT=deploy/examples/answers pytest tests/clients/test_redpoll_js.py -k next
 """
 
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +27,7 @@ from playwright.async_api import Browser, Locator, Page, async_playwright, expec
 
 from ports import reserved_ports
 from reading import read_token
+from redpoll import __version__
 from redpoll_client import AsyncPublisher
 from server import Server
 from walk import command
@@ -35,6 +41,9 @@ PAGES = HERE / "redpoll_js"
 SERVED = ROOT / "src" / "redpoll" / "control" / "static" / "redpoll.js"
 NODE_MODULES = HERE / "node_modules"
 MAX_PACKED_BYTES = 40_000
+ESBUILD = ["--bundle", "--format=esm", "--jsx=automatic", '--define:process.env.NODE_ENV="development"']
+# The example with its node_modules.
+NEXT = os.environ.get("NEXT")
 PAGE = '<!doctype html><meta charset="utf-8"><div id="root"></div><script type="module" src="/main.js"></script>'
 
 pytestmark = pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="run `npm ci` in tests/clients first")
@@ -68,7 +77,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "package").rename(libraries / "redpoll-js")
     shutil.copytree(EXAMPLE / "app", folder / "app")
     for path in PAGES.iterdir():
-        if path.suffix in (".jsx", ".mts", ".cts"):
+        if path.suffix in (".jsx", ".mjs", ".mts", ".cts"):
             shutil.copy(path, folder)
     return folder
 
@@ -87,6 +96,7 @@ def test_the_package_has_no_dependencies_and_what_its_exports_name(project: Path
     about = json.loads((folder / "package.json").read_text())
     assert "dependencies" not in about
     assert about["license"] == "MIT"
+    assert about["version"] == __version__
     assert set(about["peerDependenciesMeta"]) == set(about["peerDependencies"])
     named = set()
 
@@ -115,13 +125,36 @@ def test_a_program_that_uses_everything_passes_the_strict_type_check(project: Pa
     assert checked.stdout or checked.returncode == 0, checked.stderr
 
 
+def test_the_blocks_of_the_page_are_made_into_pages(project: Path) -> None:
+    page = (ROOT / "deploy" / "docs" / "answers.md").read_text()
+    folder = project / "blocks"
+    folder.mkdir()
+    blocks = re.findall(r'^```jsx? title="([^"]+)"\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    for title, text in blocks:
+        (folder / title).write_text(text)
+    run(NODE_MODULES / ".bin" / "esbuild", "chat.jsx", "answer.jsx", *ESBUILD, "--outdir=made", cwd=folder)
+
+
 def test_random_parts_make_the_text_that_was_sent_or_are_marked() -> None:
     made = json.loads(run("node", PAGES / "random_texts.mjs", 0, 2000))
     assert made["whole"] > 1000
     assert made["cut"] > 200
 
 
+def test_the_transport_makes_whole_messages_of_chunks_or_errors(project: Path) -> None:
+    assert run("node", "transport.mjs", cwd=project) == "ok\n"
+
+
 # -- pages
+
+
+async def answers_at(url: str) -> bool:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
 
 
 class Site:
@@ -138,6 +171,10 @@ class Site:
         self._process: asyncio.subprocess.Process | None = None
         self._http = aiohttp.ClientSession()
         self.url = ""
+
+    @property
+    def backend_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def publisher_url(self) -> str:
@@ -157,14 +194,7 @@ class Site:
             sys.executable, *words, "--log-level", "warning", env=environment, cwd=self._folder
         )
 
-        async def answers() -> bool:
-            try:
-                async with self._http.get(f"http://127.0.0.1:{self._port}/api/settings") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await eventually(answers, True)
+        await eventually(lambda: answers_at(f"{self.backend_url}/api/settings"), True)
 
     async def kill_backend(self, with_signal: int = signal.SIGKILL) -> None:
         assert self._process is not None
@@ -172,7 +202,7 @@ class Site:
         await self._process.wait()
 
     async def _forward(self, request: web.Request) -> web.Response:
-        url = f"http://127.0.0.1:{self._port}{request.path_qs}"
+        url = f"{self.backend_url}{request.path_qs}"
         headers = {name: request.headers[name] for name in ("Content-Type", "X-Page") if name in request.headers}
         try:
             async with self._http.request(request.method, url, headers=headers, data=await request.read()) as answer:
@@ -224,8 +254,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def bundle(project: Path) -> bytes:
-    options = ["--bundle", "--format=esm", "--jsx=automatic", '--define:process.env.NODE_ENV="development"']
-    run(NODE_MODULES / ".bin" / "esbuild", "main.jsx", "--outfile=main.js", *options, cwd=project)
+    run(NODE_MODULES / ".bin" / "esbuild", "main.jsx", "--outfile=main.js", *ESBUILD, cwd=project)
     return (project / "main.js").read_bytes()
 
 
@@ -295,11 +324,8 @@ async def ask(page: Page, text: str) -> None:
     await page.get_by_role("button", name="Send").click()
 
 
-@pytest.mark.parametrize("over", ["pusher", "http"])
-async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_after_a_kill(
-    over: str, site: Site, browser: Browser
-) -> None:
-    url = f"{site.url}?chat={over}&over={over}"
+async def whole_or_marked(browser: Browser, site: Site, url: str, url_with_silence: str) -> None:
+    """Two pages show an answer, the first is reloaded ten times; then a second answer, whose back end is killed."""
     async with AsyncExitStack() as pages:
         first = await pages.enter_async_context(opened(browser, url))
         await ask(first, "one")
@@ -318,7 +344,7 @@ async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_a
             assert await text_of(answers(page, "done")) == site.said("one")
 
     async with AsyncExitStack() as pages:
-        first, second = [await pages.enter_async_context(opened(browser, f"{url}&silence=3000")) for _ in range(2)]
+        first, second = [await pages.enter_async_context(opened(browser, url_with_silence)) for _ in range(2)]
         for page in (first, second):
             await expect(answers(page, "done")).to_have_count(1)
         await ask(first, "two")
@@ -336,6 +362,31 @@ async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_a
         await expect(latest[0]).to_have_attribute("data-state", "failed")
         assert await text_of(latest[0]) == await text_of(latest[1])
         assert await text_of(answers(first, "done")) == site.said("one")
+
+
+@pytest.mark.parametrize("over", ["pusher", "http"])
+async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_after_a_kill(
+    over: str, site: Site, browser: Browser
+) -> None:
+    url = f"{site.url}?chat={over}&over={over}"
+    await whole_or_marked(browser, site, url, f"{url}&silence=3000")
+
+
+@pytest.mark.skipif(not NEXT, reason="NEXT=FOLDER names a copy of the example with its node_modules")
+async def test_the_same_in_next_js(site: Site, browser: Browser) -> None:
+    environment = {**os.environ, "BACKEND": site.backend_url, "NEXT_TELEMETRY_DISABLED": "1"}
+    build = await asyncio.create_subprocess_exec("npx", "next", "build", cwd=NEXT, env=environment)
+    assert await build.wait() == 0
+    with reserved_ports(1) as [port]:
+        words = ["node_modules/next/dist/bin/next", "start", "--hostname", "127.0.0.1", "--port", str(port)]
+        pages = await asyncio.create_subprocess_exec("node", *words, cwd=NEXT, env=environment)
+        try:
+            await eventually(lambda: answers_at(f"http://127.0.0.1:{port}/"), True)
+            # The example's page waits 30 s for the back end that was killed.
+            await whole_or_marked(browser, site, f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/")
+        finally:
+            pages.terminate()
+            await pages.wait()
 
 
 async def test_a_stopped_answer_is_marked_on_each_page(site: Site, browser: Browser) -> None:

@@ -45,11 +45,16 @@ from wire import Api, Socket, eventually
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
-# All Markdown that people read. node_modules is below tests/clients.
+# All Markdown that people read.
 MARKDOWN = sorted(
     [
         *(page for place in (ROOT, ROOT / ".github", ROOT / "tests") for page in place.glob("*.md")),
-        *(page for place in ("src", "ext", "bench", "deploy") for page in (ROOT / place).rglob("*.md")),
+        *(
+            page
+            for place in ("src", "ext", "bench", "deploy")
+            for page in (ROOT / place).rglob("*.md")
+            if "node_modules" not in page.parts
+        ),
     ]
 )
 MAX_LINE = 120

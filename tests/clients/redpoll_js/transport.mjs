@@ -1,0 +1,170 @@
+// The transport, with the AI SDK's own reader, over a source that the test controls: chunks of the AI SDK, gaps, silence.
+// It is copied to a folder with the package and run; it throws where something isn't as it should be.
+import assert from "node:assert/strict";
+import { readUIMessageStream } from "ai";
+import { RedpollChatTransport } from "redpoll-js/ai";
+
+function made(options = {}) {
+  const state = { listener: null, posted: [] };
+  const source = {
+    follow(channel, listener) {
+      assert.equal(channel, "chat-1");
+      state.listener = listener;
+      listener.connection(true);
+      if (!options.isLate) listener.caughtUp();
+      return () => (state.isLeft = true);
+    },
+  };
+  const answer = options.fetch || (async (api, request) => {
+    state.posted.push([api, JSON.parse(request.body), Object.fromEntries(request.headers)]);
+    return Response.json({ stream: "a" });
+  });
+  state.transport = new RedpollChatTransport({ source, fetch: answer, silenceMs: Infinity, ...options });
+  state.send = (type, more = {}, stream = "a") => state.listener.message(type, { stream, type, ...more }, false);
+  return state;
+}
+
+const ask = { trigger: "submit-message", chatId: "1", messageId: undefined, messages: [{ id: "q", role: "user", parts: [] }] };
+
+// The message that the AI SDK makes of a stream, and the error that ends it.
+async function messageOf(stream) {
+  let message = null;
+  let error = null;
+  try {
+    for await (const next of readUIMessageStream({ stream, terminateOnError: true })) message = next;
+  } catch (found) {
+    error = found.message;
+  }
+  return { message, error };
+}
+
+const BEGINNING = [
+  ["start", {}],
+  ["start-step", {}],
+  ["reasoning-start", { id: "a-0" }],
+  ["reasoning-delta", { id: "a-0", delta: "Hm" }],
+  ["reasoning-delta", { id: "a-0", delta: "m." }],
+  ["reasoning-end", { id: "a-0" }],
+  ["tool-input-start", { toolCallId: "t", toolName: "find" }],
+  ["tool-input-delta", { toolCallId: "t", inputTextDelta: '{"bird":' }],
+  ["tool-input-delta", { toolCallId: "t", inputTextDelta: '"🐦"}' }],
+  ["tool-input-available", { toolCallId: "t", toolName: "find", input: { bird: "🐦" } }],
+  ["tool-output-available", { toolCallId: "t", output: { found: 1 } }],
+  ["text-start", { id: "a-1" }],
+  ["text-delta", { id: "a-1", delta: "One " }],
+];
+const END = [
+  ["text-delta", { id: "a-1", delta: "bird." }],
+  ["text-end", { id: "a-1" }],
+  ["finish-step", {}],
+  ["finish", { messageMetadata: { tokens: 3 } }],
+];
+
+function isWhole({ message, error }) {
+  assert.equal(error, null);
+  assert.equal(message.id, "a");
+  assert.deepEqual(message.metadata, { tokens: 3 });
+  const [step, reasoning, tool, text] = message.parts;
+  assert.equal(step.type, "step-start");
+  assert.equal(reasoning.text, "Hmm.");
+  assert.deepEqual([tool.type, tool.state, tool.input, tool.output], ["tool-find", "output-available", { bird: "🐦" }, { found: 1 }]);
+  assert.deepEqual([text.text, text.state], ["One bird.", "done"]);
+}
+
+// Chunks reach the page that asked, also if the first came before the answer to its request, and one that resumes.
+{
+  let answer;
+  const posted = new Promise((resolve) => (answer = resolve));
+  const bodies = [];
+  const { transport, send } = made({
+    fetch: (api, request) => (bodies.push([api, JSON.parse(request.body), request.headers.get("x-page")]), posted),
+    headers: { "X-Page": "1" },
+    body: { model: "m" },
+  });
+  const heard = [];
+  const unwatch = transport.watch("1", (id) => heard.push(id));
+  const asked = transport.sendMessages({ ...ask, body: { temperature: 1 } });
+  while (!bodies.length) await new Promise((resolve) => setImmediate(resolve));
+  for (const [type, more] of BEGINNING) send(type, more);
+  answer(Response.json({ stream: "a" }));
+  const first = await asked;
+  const resumed = await transport.reconnectToStream({ chatId: "1" });
+  const stopped = new AbortController();
+  const left = await transport.reconnectToStream({ chatId: "1", abortSignal: stopped.signal });
+  stopped.abort();
+  await assert.rejects(async () => { for await (const chunk of left) assert.ok(chunk); }, { name: "AbortError" });
+  for (const [type, more] of END) send(type, more);
+  for (const stream of [first, resumed]) isWhole(await messageOf(stream));
+  assert.deepEqual(heard, [], "the page's own answer is no news");
+  const { messages, trigger } = ask;
+  assert.deepEqual(bodies, [["/api/chat", { model: "m", temperature: 1, id: "1", messages, trigger }, "1"]]);
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null, "nothing is under way");
+  send("start", {}, "b");
+  send("start", {}, "b");
+  assert.deepEqual(heard, ["b"], "another page's answer is news once");
+  unwatch();
+  transport.close();
+}
+
+// A gap ends the answer as failed. If all of it is still stored, it is news again, and whole.
+{
+  const state = made();
+  const { transport, send } = state;
+  await transport.ready("1");
+  const { listener } = state;
+  const heard = [];
+  transport.watch("1", (id) => heard.push(id));
+  for (const [type, more] of BEGINNING) send(type, more);
+  const cut = await transport.reconnectToStream({ chatId: "1" });
+  listener.gap();
+  const { message, error } = await messageOf(cut);
+  assert.equal(error, "parts of the answer are missing");
+  assert.equal(message.metadata.state, "failed");
+  listener.restart();
+  for (const [type, more] of BEGINNING) send(type, more);
+  assert.deepEqual(heard, ["a", "a"]);
+  const again = await transport.reconnectToStream({ chatId: "1" });
+  for (const [type, more] of END) send(type, more);
+  isWhole(await messageOf(again));
+  // Without its beginning it isn't shown as one.
+  listener.restart();
+  send("text-delta", { id: "c-1", delta: "bird." }, "c");
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null);
+  transport.close();
+}
+
+// An answer of which nothing comes has failed; when it goes on, it is news, and whole.
+{
+  const state = made({ silenceMs: 1 });
+  const { transport, send } = state;
+  await transport.ready("1");
+  for (const [type, more] of BEGINNING) send(type, more);
+  const silent = await messageOf(await transport.sendMessages(ask));
+  assert.equal(silent.error, "nothing came any more");
+  const news = new Promise((resolve) => transport.watch("1", resolve));
+  send(...END[0]);
+  assert.equal(await news, "a");
+  const again = await transport.reconnectToStream({ chatId: "1" });
+  for (const [type, more] of END.slice(1)) send(type, more);
+  isWhole(await messageOf(again));
+  transport.close();
+  assert.ok(state.isLeft);
+}
+
+// What the back end refuses, or answers wrongly, is the caller's error; so is a channel that may not be read.
+{
+  const refusing = made({ fetch: async () => new Response("not you", { status: 403 }) });
+  await assert.rejects(refusing.transport.sendMessages(ask), { message: "not you" });
+  const wrong = made({ fetch: async () => Response.json({}) });
+  await assert.rejects(wrong.transport.sendMessages(ask), { message: '/api/chat must answer with JSON: {"stream": ID}' });
+  const late = made({ isLate: true });
+  const resuming = late.transport.reconnectToStream({ chatId: "1" });
+  const stopped = new AbortController();
+  const sending = late.transport.sendMessages({ ...ask, abortSignal: stopped.signal });
+  stopped.abort();
+  await assert.rejects(sending, { name: "AbortError" });
+  late.listener.failed(new Error("403"));
+  await assert.rejects(resuming, { message: "403" });
+  for (const { transport } of [refusing, wrong, late]) transport.close();
+}
+console.log("ok");
