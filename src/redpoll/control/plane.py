@@ -22,7 +22,7 @@ from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.questions import GrantRevoked
 from redpoll.cluster.redis.cluster_link import open_link
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import PULLS_TOPIC, Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.cluster.stats import Stats
@@ -36,6 +36,7 @@ from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.middleware import Front
 from redpoll.control.api.occupancy import Occupancy
+from redpoll.control.api.pulls import PullRequests
 from redpoll.control.api.routes import routes_of
 from redpoll.control.commands.context import Cluster
 from redpoll.control.counters import Counters
@@ -122,7 +123,7 @@ class ControlPlane:
         settings, store = start.settings, accounts.store
         self.finished = asyncio.Event()
         self.live_settings = LiveSettings(settings, tell)
-        self._webhooks = webhooks
+        self.webhooks = webhooks
         self._life = Life()
         self.link = link = open_link(start.redis_url)
         keys = Keys(settings.redis_prefix, sharded=link.sharded, shard_key=shard_key)
@@ -159,6 +160,7 @@ class ControlPlane:
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
+        webhooks.pulls.announce = lambda app_id: link.call(keys.publish, keys.topic(app_id, PULLS_TOPIC), b"")
         self.counters = self._counters(records, outbox)
 
     # -- the parts that answer requests
@@ -190,7 +192,7 @@ class ControlPlane:
                 Path(start.data_dir),
                 accounts,
                 records,
-                self._webhooks,
+                self.webhooks,
                 self.cluster.link,
                 self.cluster.keys,
                 self.publishing.publisher,
@@ -221,8 +223,9 @@ class ControlPlane:
             EventTrace(self.observation.cluster_log),
             BrowserModule(),
             self.observation.usage,
-            Verify(self._webhooks.secrets_of),
+            Verify(self.webhooks.secrets_of),
             GrantRequests(self.grants),
+            PullRequests(self.webhooks.pulls),
             self.health,
             metrics,
             (*management, *self.dashboard.routes()),
@@ -291,7 +294,7 @@ class ControlPlane:
         return Counters(
             self.link,
             records,
-            self._webhooks,
+            self.webhooks,
             outbox,
             self.publishing,
             self.observation,
@@ -307,7 +310,7 @@ class ControlPlane:
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         asyncio.get_running_loop().set_exception_handler(self.counters.loop_exception)
-        self._webhooks.prepare()
+        self.webhooks.prepare()
         await self.grants.load()
         self.grants.start()
         self.link.start(
@@ -394,7 +397,7 @@ class ControlPlane:
         await self.node_survey.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
-        await self._webhooks.finish()
+        await self.webhooks.finish()
         await self.publishing.finish()
         await self.observation.finish()
         await self.link.close()
