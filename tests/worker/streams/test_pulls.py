@@ -3,6 +3,9 @@
 import asyncio
 import itertools
 import json
+import os
+import signal
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -111,6 +114,29 @@ async def test_waiting_requests_of_an_app_are_bounded_and_share_the_deliveries(a
     while channels - {one["channel"] for one in taken}:
         taken += await pull(api, wait="60")
     assert await acknowledge(api, taken) == 8
+
+
+async def test_listen_runs_a_command_until_it_ends_well_and_stops_at_a_signal(server, occupy, tmp_path):
+    number = "$HTTP_X_SERVICE_ATTEMPT"
+    script = f"cat > {tmp_path}/$HTTP_X_SERVICE_DELIVERY.{number}; test {number} != 1 || exit 3"
+    url = f"http://127.0.0.1:{server.port}/apps/{server.app_id}"
+    listener = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "redpoll", "webhook", "listen", "--url", url, "--json", "--", "sh", "-c", script),
+        env={**os.environ, "REDPOLL_TOKEN": server.token},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(100):
+            channel = await occupy()
+            lines = [json.loads(await listener.stdout.readline()) for _ in range(2)]
+            listener.send_signal(signal.SIGINT)
+            assert await listener.wait() == 0
+    finally:
+        if listener.returncode is None:
+            listener.kill()
+    assert [(line["channel"], line["attempt"], line["exit"]) for line in lines] == [(channel, 1, 3), (channel, 2, 0)]
+    body = json.loads((tmp_path / f"{lines[0]['id']}.2").read_text())
+    assert (body["event"], body["data"]["channel"]) == ("channel.occupied", channel)
 
 
 async def test_what_cannot_be_asked_is_refused(api):
