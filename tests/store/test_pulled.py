@@ -49,13 +49,13 @@ async def test_delivery_is_due_again_after_its_lease_until_its_attempts_are_used
     async with store.change() as connection:
         found = await pulled.due(connection, ["e1"], NOW_S, 2, 2)
         assert [one.id for one in found] == ["d0", "d1"]
-        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60, NOW_S + 90], "unacknowledged")
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60, NOW_S + 90], "unacked")
         assert [one.id for one in await pulled.due(connection, ["e1", "e2"], NOW_S, 2, 9)] == ["d2", "d3"]
         assert await pulled.next_due(connection, ["e1"], 2) == NOW_S
         assert await pulled.next_due(connection, ["other"], 2) is None
         again = await pulled.due(connection, ["e1"], NOW_S + 60, 2, 9)
         assert [(one.id, one.attempts) for one in again] == [("d2", 0), ("d0", 1)]
-        await pulled.hand_out(connection, again[1:], NOW_S + 60, [NOW_S + 120], "unacknowledged")
+        await pulled.hand_out(connection, again[1:], NOW_S + 60, [NOW_S + 120], "unacked")
         assert not await pulled.has_run_out(connection, ["e1"], NOW_S + 119, 2)
         assert await pulled.has_run_out(connection, ["e1"], NOW_S + 120, 2)
         assert [one.id for one in await pulled.due(connection, ["e1"], NOW_S + 200, 2, 9)] == ["d2", "d1"]
@@ -68,7 +68,7 @@ async def test_acknowledged_delivery_is_delivered_with_the_time_that_it_took(sto
     async with store.change() as connection:
         found = await pulled.due(connection, ["e1"], NOW_S, 2, 1)
         assert await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S, "delivered") == []
-        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacknowledged")
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
         assert await pulled.acknowledge(connection, ["e2"], ["d0"], NOW_S, "delivered") == []
         ended = await pulled.acknowledge(connection, ["e1", "e2"], ["d0", "d1", "x"], NOW_S + 1.5, "delivered")
         assert [one.endpoint_id for one in ended] == ["e1"]
@@ -84,7 +84,7 @@ async def test_acknowledged_delivery_is_delivered_with_the_time_that_it_took(sto
 async def test_lease_isnt_cut_to_a_shorter_pause_when_another_node_begins_to_lead(store):
     async with store.change() as connection:
         found = await pulled.due(connection, ["e1"], NOW_S, 3, 1)
-        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacknowledged")
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
         for pauses_s in ((10.0, 20.0), ()):
             await delivery_rows.move_due_times(connection, before_s=NOW_S, now_s=NOW_S, pauses_s=pauses_s, lease_s=60.0)
         (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])

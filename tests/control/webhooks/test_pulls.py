@@ -53,11 +53,11 @@ async def test_unacknowledged_delivery_comes_again_by_the_schedule_and_ends_as_d
     assert await webhooks.pulls.hand_out(APP, None, 10) == ([], None)
     await run_out(webhooks, store)
     found, _, attempts = await webhooks.delivery(delivery_id)
-    assert (found.state, [one.outcome for one in attempts]) == ("failed", ["unacknowledged"] * 3)
+    assert (found.state, [one.outcome for one in attempts]) == ("failed", ["unacked"] * 3)
     await webhooks.dead_letters.retry([delivery_id])
     assert await take(webhooks) == [(delivery_id, 4)]
     assert await webhooks.pulls.acknowledge(APP, [delivery_id]) == 1
-    assert webhooks.pulls.attempts == {"unacknowledged": 3, "delivered": 1}
+    assert webhooks.pulls.attempts == {"unacked": 3, "delivered": 1}
 
 
 async def test_acknowledgement_ends_a_delivery_once_also_a_late_one(make_webhooks, clock, store):

@@ -45,7 +45,7 @@ class Outcome(StrEnum):
     # The connection was closed before an answer, or the answer isn't HTTP.
     BROKEN = "broken"
     # It was handed out to a back end that pulls, which didn't acknowledge it.
-    UNACKNOWLEDGED = "unacknowledged"
+    UNACKED = "unacked"
     # A bug in this server.
     INTERNAL = "internal"
 

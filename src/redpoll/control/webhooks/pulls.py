@@ -97,10 +97,10 @@ class Pulls:
             found = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
             chosen = _up_to_bytes(found)
             await pulled_rows.hand_out(
-                connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKNOWLEDGED
+                connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKED
             )
         # An earlier lease of these ended without an acknowledgement.
-        self.attempts[Outcome.UNACKNOWLEDGED] += sum(one.attempts > one.cycle_from for one in chosen)
+        self.attempts[Outcome.UNACKED] += sum(one.attempts > one.cycle_from for one in chosen)
         handed = [self._handed(endpoints[one.endpoint_id], one, now_s) for one in chosen]
         return handed, None if handed else 0.0
 
@@ -128,7 +128,7 @@ class Pulls:
         async with store.change() as connection:
             failed = await pulled_rows.run_out(connection, endpoints, self._clock(), self._max_attempts)
         self.failed_total += failed
-        self.attempts[Outcome.UNACKNOWLEDGED] += failed
+        self.attempts[Outcome.UNACKED] += failed
         return failed
 
     def may_be_due(self, endpoint_ids: Sequence[str]) -> None:
