@@ -123,7 +123,7 @@ class ControlPlane:
         settings, store = start.settings, accounts.store
         self.finished = asyncio.Event()
         self.live_settings = LiveSettings(settings, tell)
-        self.webhooks = webhooks
+        self._webhooks = webhooks
         self._life = Life()
         self.link = link = open_link(start.redis_url)
         keys = Keys(settings.redis_prefix, sharded=link.sharded, shard_key=shard_key)
@@ -192,7 +192,7 @@ class ControlPlane:
                 Path(start.data_dir),
                 accounts,
                 records,
-                self.webhooks,
+                self._webhooks,
                 self.cluster.link,
                 self.cluster.keys,
                 self.publishing.publisher,
@@ -223,9 +223,9 @@ class ControlPlane:
             EventTrace(self.observation.cluster_log),
             BrowserModule(),
             self.observation.usage,
-            Verify(self.webhooks.secrets_of),
+            Verify(self._webhooks.secrets_of),
             GrantRequests(self.grants),
-            PullRequests(self.webhooks.pulls),
+            PullRequests(self._webhooks.pulls),
             self.health,
             metrics,
             (*management, *self.dashboard.routes()),
@@ -294,7 +294,7 @@ class ControlPlane:
         return Counters(
             self.link,
             records,
-            self.webhooks,
+            self._webhooks,
             outbox,
             self.publishing,
             self.observation,
@@ -310,7 +310,7 @@ class ControlPlane:
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         asyncio.get_running_loop().set_exception_handler(self.counters.loop_exception)
-        self.webhooks.prepare()
+        self._webhooks.prepare()
         await self.grants.load()
         self.grants.start()
         self.link.start(
@@ -397,7 +397,7 @@ class ControlPlane:
         await self.node_survey.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
-        await self.webhooks.finish()
+        await self._webhooks.finish()
         await self.publishing.finish()
         await self.observation.finish()
         await self.link.close()
