@@ -25,7 +25,10 @@ history = [
   { prefix = "news-", keep = 1000, seconds = 3600, replay = 10, max_rate = 20, join = "delta", by = "id" },
   { prefix = "cursor-", max_rate = 5, latest = true },
 ]
-webhooks = [{ url = "https://shop.example.com/hook", events = ["all"], format = "pusher" }]
+webhooks = [
+  { url = "https://shop.example.com/hook", events = ["all"], format = "pusher" },
+  { pull = true, client_events = ["client-order"] },
+]
 tokens = [{ name = "ci", scopes = ["publish"], expires = "90d" }]
 """
 # What is wrong with an app, and what the message says. `%` is the place.
@@ -63,7 +66,9 @@ FAULTS = [
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', format = 'xml' }]", "a webhook's format is"),
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', secret = 'two words' }]", "a webhook's secret must have"),
     ("id = 'a'\nhistory = [{ prefix = 'a', keep = 10000000000000 }]", "keep: must be a whole number"),
-    ("id = 'a'\nwebhooks = [{ events = ['all'] }]", "needs url"),
+    ("id = 'a'\nwebhooks = [{ events = ['all'] }]", "needs either url, or pull = true"),
+    ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', pull = true }]", "needs either url, or pull = true"),
+    ("id = 'a'\nwebhooks = [{ pull = true, client_events = ['order'] }]", "must begin with client-"),
     ("id = 'a'\ntokens = [{ name = 'x', scopes = ['root'] }]", "a token needs one or more of the scopes"),
     ("id = 'a'\ntokens = [{ name = 'x', scopes = ['read'], expires = 'soon' }]", "expires: must be a number"),
     ("id = 'a'\ntokens = [{ name = 'x', scopes = ['read'], expires = '2001-01-01' }]", "lifetime must be more than"),
@@ -91,6 +96,7 @@ def test_file_becomes_records_and_a_second_time_changes_nothing(typed, file):
     assert [(app["id"], app["outcome"]) for app in first["apps"]] == [("shop", "created")]
     assert [(one["what"], one["name"]) for one in first["made"]] == [
         ("webhook", "https://shop.example.com/hook"),
+        ("webhook", "(pulled)"),
         ("token", "ci"),
     ]
     before = typed("export").stdout
@@ -171,6 +177,7 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
         "history of cursor-…: removed",
         "client_events: off → on",
         "max_connections: 5000 → 0",
+        "webhook (pulled): deleted",
     ]
     assert (by_hand["name"], by_hand["outcome"]) == ("by hand", "switched off")
     assert {app["outcome"] for app in applied(typed, file, "--prune")["apps"]} == {"unchanged"}

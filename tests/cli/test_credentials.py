@@ -58,7 +58,7 @@ def test_unknown_scope_exits_with_1(typed, app_id):
     result = typed("token", "create", app_id, "--name", "n", "--scope", "write")
     assert (result.exit_code, result.stderr) == (
         1,
-        "redpoll: a token needs one or more of the scopes publish, read, auth, all, not 'write'\n",
+        "redpoll: a token needs one or more of the scopes publish, read, auth, webhooks, all, not 'write'\n",
     )
 
 

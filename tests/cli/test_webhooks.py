@@ -13,6 +13,7 @@ ENDPOINT = {
     "channels": [],
     "pin": None,
     "failing_since": None,
+    "client_events": [],
 }
 
 
@@ -30,6 +31,7 @@ def test_create_sends_the_given_options(typed, answering):
     shown = typed("webhook", "create", "7", "https://h.example/", *words, "--channels", "a-, b-", "--json")
     assert json.loads(shown.stdout) == made
     plain = {"app": "7", "url": "https://h.example/", "events": ["all"], "format": "service", "channels": []}
+    plain["client_events"] = []
     assert asked == [
         ("webhook create", {**plain, "pin": False}),
         (

@@ -16,7 +16,7 @@ class _Unserved:
 
 async def test_routes_are_those_of_the_server(server):
     unserved = _Unserved()
-    real = {route.name: route for route in routes_of(*[unserved] * 9).all}
+    real = {route.name: route for route in routes_of(*[unserved] * 10).all}
     assert isinstance(server._api, FakeApi)
     for route in server._api.routes.all:
         twin = real[route.name]

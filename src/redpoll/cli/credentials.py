@@ -107,7 +107,7 @@ def _print_created(created: dict[str, Any]) -> None:
 @token.command("create", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.option("--name", required=True, help="A name for people: what the token is for.")
-@click.option("--scope", "scopes", multiple=True, metavar="publish|read|auth|all", help="May be repeated.")
+@click.option("--scope", "scopes", multiple=True, metavar="publish|read|auth|webhooks|all", help="May be repeated.")
 @_manage
 @click.option("--expires", metavar="TIME", help="Lifetime: 90s, 15m, 12h, 30d. Default: until it is revoked.")
 @executes("token create", _print_created)

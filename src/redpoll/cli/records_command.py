@@ -31,8 +31,8 @@ class AppCommand(click.Command):
             is_missing = any(
                 param.required and not isinstance(given.get(param.name or ""), str) for param in arguments[1:]
             )
-            # NAME=VALUE of `app set`: no id has an equals sign.
-            if isinstance(first, str) and (is_missing or "=" in first):
+            # NAME=VALUE of `app set`, or a URL: no id has such signs.
+            if isinstance(first, str) and (is_missing or "=" in first or "://" in first):
                 args = ["", *args]
         return super().parse_args(ctx, args)
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import click
 
@@ -60,13 +61,14 @@ class Reply(NamedTuple):
 
 def app_command(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --url, --app, --json and the options that find this server. The command gets
-    `target` and `as_json`."""
+    `target` and `as_json`. If it has an option --token, and that is given, the URL needs no key."""
 
     @functools.wraps(command)
     def with_target(
         url: str | None, app_id: str | None, config_path: str | None, data_dir: str | None, **words: Any
     ) -> None:
-        command(target=_target(url, app_id, config_path, data_dir), **words)
+        target = _target(url, app_id, config_path, data_dir, keyless=bool(words.get("token")))
+        command(target=target, **words)
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
@@ -83,13 +85,15 @@ def app_command(command: Callable[..., None]) -> Callable[..., None]:
     return with_config(with_target)
 
 
-def _target(url: str | None, app_id: str | None, config_path: str | None, data_dir: str | None) -> Target:
+def _target(
+    url: str | None, app_id: str | None, config_path: str | None, data_dir: str | None, *, keyless: bool
+) -> Target:
     """The app that the options name. Exits with 2 if they name none."""
     if url and app_id:
         refuse(["give either --url or --app"])
     if not app_id and (url := url or os.environ.get("PUSHER_URL")):
         try:
-            return parse(url)
+            return parse(url, keyless=keyless)
         except TargetError as error:
             refuse([f"{error} (from --url or PUSHER_URL)"])
     return _own(settings_of(config_path, {"data_dir": data_dir}, read_files=False), app_id)
@@ -142,10 +146,17 @@ async def call(
     path: str,
     params: Mapping[str, str] | None = None,
     body: bytes | None = None,
+    *,
+    token: str = "",
+    waits_s: float = 0.0,
 ) -> Reply:
-    """Sends a signed request; `path` is below `/apps/ID`, percent-encoded. Raises RemoteError."""
-    address = target.origin + target.signed_path(body, method=method, path=path, params=params)
-    return await _request(http, target, method, address, body)
+    """Sends a request, signed, or with the token; `path` is below `/apps/ID`, percent-encoded. `waits_s`: so much
+    longer than others the server may take. Raises RemoteError."""
+    if token:
+        address = f"{target.origin}{target.prefix}/apps/{target.app_id}{path}?{urlencode(params or {})}"
+    else:
+        address = target.origin + target.signed_path(body, method=method, path=path, params=params)
+    return await _request(http, target, method, address, body, token, TIMEOUT_S + waits_s)
 
 
 async def fetch_json(http: aiohttp.ClientSession, target: Target, path: str) -> Any:
@@ -153,16 +164,28 @@ async def fetch_json(http: aiohttp.ClientSession, target: Target, path: str) -> 
     return (await _request(http, target, "GET", f"{target.origin}{target.prefix}{path}", None)).body
 
 
-async def _request(http: aiohttp.ClientSession, target: Target, method: str, address: str, body: bytes | None) -> Reply:
+async def _request(
+    http: aiohttp.ClientSession,
+    target: Target,
+    method: str,
+    address: str,
+    body: bytes | None,
+    token: str = "",
+    within_s: float = TIMEOUT_S,
+) -> Reply:
     import aiohttp
     from yarl import URL
 
     headers = {"Content-Type": "application/json"} if body is not None else {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=within_s)
+    url = URL(address, encoded=True)
     try:
-        async with http.request(method, URL(address, encoded=True), data=body, headers=headers) as response:
+        async with http.request(method, url, data=body, headers=headers, timeout=timeout) as response:
             text = await response.text(errors="replace")
     except TimeoutError:
-        raise RemoteError(f"{target.origin} did not respond within {TIMEOUT_S:g} s") from None
+        raise RemoteError(f"{target.origin} did not respond within {within_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
         raise RemoteError(f"{target.origin} can't be reached: {error}; `redpoll doctor URL` finds the cause") from error
     if not 200 <= response.status < 300:

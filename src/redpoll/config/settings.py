@@ -456,6 +456,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             max_length=20,
         ),
     ] = (10.0, 60.0, 300.0)
+    webhook_acknowledge_within_s: Annotated[
+        float,
+        _about(
+            "Time in which a back end acknowledges a webhook delivery that it has pulled. Without that, the delivery "
+            "is handed out again, after this time or the delay of webhook_retry_after_s, whichever is longer.",
+            "s",
+            ge=1,
+            le=3_600,
+        ),
+    ] = 60.0
     webhook_max_dead_letters: Annotated[
         int,
         _about(

@@ -25,6 +25,7 @@ def document() -> bytes:
             unserved,
             unserved,
             unserved,
+            unserved,
             management_routes(unserved),
         )
     )

@@ -22,7 +22,7 @@ from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.questions import GrantRevoked
 from redpoll.cluster.redis.cluster_link import open_link
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import PULLS_TOPIC, Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.cluster.stats import Stats
@@ -36,6 +36,7 @@ from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.middleware import Front
 from redpoll.control.api.occupancy import Occupancy
+from redpoll.control.api.pulls import PullRequests
 from redpoll.control.api.routes import routes_of
 from redpoll.control.commands.context import Cluster
 from redpoll.control.counters import Counters
@@ -159,6 +160,7 @@ class ControlPlane:
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
+        webhooks.pulls.announce = lambda app_id: link.call(keys.publish, keys.topic(app_id, PULLS_TOPIC), b"")
         self.counters = self._counters(records, outbox)
 
     # -- the parts that answer requests
@@ -223,6 +225,7 @@ class ControlPlane:
             self.observation.usage,
             Verify(self._webhooks.secrets_of),
             GrantRequests(self.grants),
+            PullRequests(self._webhooks.pulls),
             self.health,
             metrics,
             (*management, *self.dashboard.routes()),

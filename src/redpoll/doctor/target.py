@@ -71,9 +71,9 @@ class Target(NamedTuple):
         return f"{self.prefix}{path}?{urlencode(query, quote_via=quote)}&auth_signature={signature}"
 
 
-def parse(url: str) -> Target:
+def parse(url: str, *, keyless: bool = False) -> Target:
     """Reads an address in either form. Raises TargetError, whose text quotes nothing: in an address that can't be read,
-    the secret may be anywhere."""
+    the secret may be anywhere. `keyless`: a token replaces key and secret, which may be left out."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -92,9 +92,9 @@ def parse(url: str) -> Target:
         return Target(parts.hostname, port, secure, key, prefix=prefix)
     prefix, app_id = _split(parts, "/apps/")
     key, secret = unquote(parts.username or ""), unquote(parts.password or "")
-    if not key:
+    if not key and not keyless:
         raise TargetError(f"the address names no key: {_FORMS}")
-    return Target(parts.hostname, port, secure, key, secret, app_id if secret else "", prefix)
+    return Target(parts.hostname, port, secure, key, secret, app_id if secret or keyless else "", prefix)
 
 
 def _split(parts: SplitResult, word: str) -> tuple[str, str]:

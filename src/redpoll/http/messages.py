@@ -21,6 +21,7 @@ __all__ = [
     "HTTP_1_0",
     "LAST",
     "MAX_BODY_BYTES",
+    "PULL_WAIT",
     "SECURE",
     "SIZE_BYTES",
     "STREAM",
@@ -43,11 +44,14 @@ SECURE: Final = 1  # the client used TLS
 HEAD_ONLY: Final = 2  # the body isn't read yet; the worker asks whether to read it
 CLOSES: Final = 4  # the connection closes after the answer
 HTTP_1_0: Final = 8  # the client speaks HTTP/1.0
-STREAM: Final = 16  # the worker answers it, and asks whether the caller may read the channel (worker/streams)
+STREAM: Final = 16  # the worker answers it, and asks what it may answer (worker/streams)
 
 # Header fields of control's answer to a request with STREAM: the app, and the channel that may be read.
 STREAM_APP: Final = "X-Stream-App"
 STREAM_CHANNEL: Final = "X-Stream-Channel"
+# In the answer to a pull of webhooks for which nothing is due: for how many seconds the client waits, and in how many
+# the next delivery is due, if one waits.
+PULL_WAIT: Final = "X-Pull-Wait"
 
 # Flags of an answer.
 LAST: Final = 1  # the connection closes after it; of request 0: control is stopping

@@ -137,10 +137,19 @@ _LISTS: Final[dict[str, dict[str, type]]] = {
         "join": str,
         "by": str,
     },
-    "webhooks": {"url": str, "events": list, "format": str, "channels": list, "secret": str, "enabled": bool},
+    "webhooks": {
+        "url": str,
+        "pull": bool,
+        "events": list,
+        "format": str,
+        "channels": list,
+        "client_events": list,
+        "secret": str,
+        "enabled": bool,
+    },
     "tokens": {"name": str, "scopes": list, "expires": str},
 }
-_REQUIRED: Final = {"keys": ("key",), "history": ("keep",), "webhooks": ("url",), "tokens": ("name", "scopes")}
+_REQUIRED: Final = {"keys": ("key",), "history": ("keep",), "tokens": ("name", "scopes")}
 _KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 
@@ -231,11 +240,16 @@ class _Checker:
         rows = []
         for value, where in _each(values, path):
             row = self._table(value, _LISTS[name], where)
-            for needed in _REQUIRED[name]:
+            if name == "webhooks" and isinstance(value, dict):
+                # A webhook that is pulled has no URL.
+                if row.pop("pull", False) is ("url" in value):
+                    self._fault(where, "needs either url, or pull = true")
+                row.setdefault("url", "")
+            for needed in _REQUIRED.get(name, ()):
                 if isinstance(value, dict) and needed not in value and not (needed == "keep" and "max_rate" in value):
                     self._fault(where, f"needs {needed}")
                 row.setdefault(needed, [] if _LISTS[name][needed] is list else "")
-            for field in ("events", "channels", "scopes"):
+            for field in ("events", "channels", "client_events", "scopes"):
                 if not all(isinstance(word, str) for word in row.get(field, ())):
                     self._fault(f"{where}.{field}", "must be a list of texts")
                     row[field] = []

@@ -10,7 +10,7 @@ from redpoll.protocol.errors import ApiError
 __all__ = ["MANAGE", "SCOPES", "Token", "fault_of_token"]
 
 # What a token of an app may authorise. `all` includes the others.
-SCOPES = ("publish", "read", "auth", "all")
+SCOPES = ("publish", "read", "auth", "webhooks", "all")
 # The one scope of a token that manages the apps: no token of an app has it, and it authorises nothing in an app.
 MANAGE = "manage"
 

@@ -215,13 +215,14 @@ async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
 
 
 async def move_due_times(
-    connection: AsyncConnection, *, before_s: float, now_s: float, pauses_s: Sequence[float]
+    connection: AsyncConnection, *, before_s: float, now_s: float, pauses_s: Sequence[float], lease_s: float = 0.0
 ) -> None:
     """Moves due times after the clock was set from `before_s` to `now_s`.
 
     A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than the
-    pause after its attempt (`pauses_s`) from now. The last two also hold if both times are equal, because the clock may
-    have been set while no server ran, or be behind that of the node that led before.
+    pause after its attempt (`pauses_s`) from now, of pulled deliveries `lease_s` if that is longer. The last two also
+    hold if both times are equal, because the clock may have been set while no server ran, or be behind that of the node
+    that led before.
     """
     here = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "waiting")
     tried = deliveries.c.attempts > deliveries.c.cycle_from
@@ -234,10 +235,20 @@ async def move_due_times(
     for number, pause_s in enumerate(pauses_s, 1):
         # The setting may have become shorter: then the last pause is that of all further attempts.
         which = tries >= number if number == len(pauses_s) else tries == number
-        latest_s = now_s + pause_s
-        await connection.execute(change.where(here, which, deliveries.c.at > latest_s).values(at=latest_s))
+        await _bring_forward(connection, here & which, now_s, pause_s, lease_s)
     if not pauses_s:
-        await connection.execute(change.where(here, deliveries.c.at > now_s).values(at=now_s))
+        await _bring_forward(connection, here, now_s, 0.0, lease_s)
+
+
+async def _bring_forward(
+    connection: AsyncConnection, which: sa.ColumnElement[bool], now_s: float, pause_s: float, lease_s: float
+) -> None:
+    """No delivery is due later than a pause from now, or if it is pulled, a lease."""
+    pulled = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id).where(webhooks.c.url == ""))
+    for kind, longest_s in ((~pulled, pause_s), (pulled, max(pause_s, lease_s))):
+        latest_s = now_s + longest_s
+        change = sa.update(deliveries).where(which, kind, deliveries.c.at > latest_s)
+        await connection.execute(change.values(at=latest_s))
 
 
 _PUT_RESULT: Final = (

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0012"
+NEWEST: Final = "0013"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -177,9 +177,10 @@ daily = Table(
     Column("used", _BIG, nullable=False),
 )
 
-# Webhook endpoints. `events` and `channels` are JSON arrays. `disabled_at` null: enabled. `failing_since` is the time
-# of the first failure after the last success. A deleted endpoint keeps its row while it has deliveries. `pin` is the
-# SHA-256 of the only accepted certificate in hex; empty: any valid one.
+# Webhook endpoints. `url` "": the back end pulls the deliveries. `events`, `channels` and `client_events` are JSON
+# arrays. `disabled_at` null: enabled. `failing_since` is the time of the first failure after the last success. A
+# deleted endpoint keeps its row while it has deliveries. `pin` is the SHA-256 of the only accepted certificate in hex;
+# empty: any valid one.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -198,6 +199,7 @@ webhooks = Table(
     Column("failing_since", Float, nullable=True),
     Column("deleted_at", Float, nullable=True),
     *_version_of("webhooks"),
+    Column("client_events", Text, nullable=False, server_default="[]"),
 )
 
 # One row per transition and endpoint. `id` is computed from both, so reading a transition twice adds no second row.

@@ -26,7 +26,8 @@ __all__ = [
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver of an app's transitions. Times are Unix seconds.
 
-    `events` are event names, or "all" for the five standard ones. `channels` are prefixes; empty means every channel.
+    `url` is "" if the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
+    are prefixes; empty means every channel. `client_events` are names of client events; empty means each of them.
     `pin` is the SHA-256 of the only accepted certificate in hex, or empty. `previous_secret` is valid until
     `previous_until`. Since `failing_since` every attempt has failed. A deleted endpoint is kept while it has
     deliveries.
@@ -46,6 +47,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     disabled_at: float | None = None
     failing_since: float | None = None
     deleted_at: float | None = None
+    client_events: tuple[str, ...] = ()
+
+    @property
+    def pulled(self) -> bool:
+        """The back end asks for its deliveries; none is sent."""
+        return not self.url
 
     @property
     def enabled(self) -> bool:
@@ -57,6 +64,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENDPOINT: Final = tuple(webhooks.c[name] for name in Endpoint.__struct_fields__)
+
+
+_LISTS: Final = ("events", "channels", "client_events")
 
 
 async def all_by_id(connection: AsyncConnection, since: int | None = None) -> dict[str, Endpoint]:
@@ -79,13 +89,13 @@ async def find_by_id(connection: AsyncConnection, endpoint_id: str) -> Endpoint 
 
 
 def _endpoint(row: Any) -> Endpoint:
-    lists = {name: tuple(msgspec.json.decode(row._mapping[name])) for name in ("events", "channels")}
+    lists = {name: tuple(msgspec.json.decode(row._mapping[name])) for name in _LISTS}
     return Endpoint(**{**row._mapping, **lists})
 
 
 def _values(endpoint: Endpoint) -> dict[str, Any]:
     values = msgspec.structs.asdict(endpoint)
-    return values | {name: msgspec.json.encode(values[name]).decode() for name in ("events", "channels")}
+    return values | {name: msgspec.json.encode(values[name]).decode() for name in _LISTS}
 
 
 async def add(connection: AsyncConnection, endpoint: Endpoint) -> None:

@@ -390,18 +390,19 @@ CALLS = {
         ("GET", "/apps/3/channels/c", b""),
         ("GET", "/apps/3/channels/presence-c/users", b""),
     ],
+    "webhooks": [("GET", "/apps/3/webhooks/stream", b""), ("POST", "/apps/3/webhooks/ack", b'{"ids":[]}')],
     "auth": [("POST", "/apps/3/auth", b'{"socket_id":"1.2","channel_name":"private-a"}')],
 }
 
 
-@pytest.mark.parametrize("scope", ["publish", "read", "auth", "all"])
+@pytest.mark.parametrize("scope", ["publish", "read", "auth", "webhooks", "all"])
 async def test_a_token_gives_access_to_the_routes_of_its_scope_only(plane, scope):
     _, shown = await token(plane, scope)
     for wanted, calls in CALLS.items():
         for method, path, body in calls:
             reply = await plane.ask(method, path, body, shown)
             if scope in (wanted, "all"):
-                # No such trace exists, and streams are read from workers.
+                # No such trace exists, streams are read from workers, and no webhook is pulled.
                 assert reply.status == (404 if "/trace/" in path or path.endswith("/stream") else 200), path
             else:
                 assert code_of(reply) == (403, "insufficient_scope"), path

@@ -44,6 +44,7 @@ async def test_endpoint_is_created_listed_changed_tested_and_deleted(make_operat
         "id": made["id"],
         "url": receiver.url,
         "events": ["client_event"],
+        "client_events": [],
         "format": "pusher",
         "enabled": True,
         "channels": ["room-"],

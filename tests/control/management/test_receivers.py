@@ -1,7 +1,7 @@
 """The history rules and the webhooks of an app over HTTP."""
 
 from redpoll.control.commands.app_write import delete_app
-from redpoll.control.webhooks.endpoints import hooks_of
+from redpoll.control.webhooks.wanted import hooks_of
 from redpoll.store.audit import COMMAND_LINE
 
 

@@ -78,7 +78,7 @@ async def test_token_changes_are_not_reported_to_workers(timed, app_id):
     [
         ("", ["all"], None, "a token's name must have"),
         ("a\nb", ["all"], None, "a token's name must have"),
-        ("n", [], None, "one or more of the scopes publish, read, auth, all, not nothing"),
+        ("n", [], None, "one or more of the scopes publish, read, auth, webhooks, all, not nothing"),
         ("n", ["read", "write"], None, "not 'write'"),
         ("n", ["all"], 0, "at most a hundred years"),
         ("n", ["all"], 10**12, "at most a hundred years"),

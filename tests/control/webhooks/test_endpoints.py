@@ -7,10 +7,10 @@ import pytest
 from certs import authority, issued
 from receiver import Receiver
 from redpoll.control.records.records import RecordError, Records
-from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints, hooks_of, wants
+from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints
 from redpoll.control.webhooks.sender import Sender
+from redpoll.control.webhooks.wanted import wants
 from redpoll.store import deliveries as delivery_rows
-from redpoll.store.webhooks import Endpoint
 from transitions import APP, NOW_S, OTHER
 
 URL = "https://example.com/hook"
@@ -31,43 +31,8 @@ async def endpoints(store, records, sender, clock):
     return made
 
 
-async def create(endpoints, app_id=APP, url=URL, events=("all",), format="service", channels=(), pin=False):
-    return await endpoints.create(app_id, url, events, format, channels, pin)
-
-
-def plain(events=("all",), channels=(), **more):
-    fields = {"id": "e", "app_id": APP, "url": URL, "secret": "s", "format": "service", "created_at": 0.0, **more}
-    return Endpoint(events=tuple(events), channels=tuple(channels), **fields)
-
-
-# -- chosen events and channels
-
-
-def test_all_means_the_five_standard_events_and_extras_are_chosen_by_name():
-    five = ("channel.occupied", "channel.vacated", "member.added", "member.removed", "client_event")
-    extras = ("cache.miss", "subscription.count")
-    assert all(wants(plain(), event, "c") for event in five)
-    assert not any(wants(plain(), event, "c") for event in extras)
-    both = plain(("all", "cache.miss"))
-    assert [wants(both, event, "c") for event in (*five, *extras)] == [True] * 6 + [False]
-    assert [event for event in (*five, *extras) if wants(plain(("client_event",)), event, "c")] == ["client_event"]
-
-
-def test_endpoint_gets_only_channels_with_its_prefixes():
-    of_rooms = plain(channels=("room-", "presence-"))
-    chosen = [
-        channel
-        for channel in ("room-1", "presence-x", "room", "private-room-1")
-        if wants(of_rooms, "client_event", channel)
-    ]
-    assert chosen == ["room-1", "presence-x"]
-
-
-def test_hooks_of_an_app_include_only_enabled_endpoints():
-    assert hooks_of([]) == ""
-    assert hooks_of([plain()]) == "omc"
-    assert hooks_of([plain(("subscription.count",)), plain(("cache.miss", "channel.vacated"))]) == "oxs"
-    assert hooks_of([plain(disabled_at=1.0), plain(("member.added",))]) == "m"
+async def create(endpoints, app_id=APP, url=URL, events=("all",), format="service", channels=(), pin=False, **more):
+    return await endpoints.create(app_id, url, events, format, channels, pin, **more)
 
 
 # -- changes

@@ -14,9 +14,11 @@ from redpoll.control.api.grants import GrantRequests
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.history_query import HISTORY_QUERY
 from redpoll.control.api.openapi import Document
+from redpoll.control.api.pulls import Acknowledgement, PullRequests
 from redpoll.control.api.streams import allow_stream
 from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route, Routes
 from redpoll.control.http.schemas import (
+    AcknowledgedResponse,
     AuthResponse,
     BatchResponse,
     ChannelResponse,
@@ -26,6 +28,7 @@ from redpoll.control.http.schemas import (
     EventsResponse,
     HistoryResponse,
     Messages,
+    PulledResponse,
     RevokedResponse,
     TraceResponse,
     TriggerResponse,
@@ -67,6 +70,7 @@ def routes_of(
     usage: Usage,
     verify: Verify,
     grants: GrantRequests,
+    pulls: PullRequests,
     health: Health,
     metrics: Metrics,
     pages: Sequence[Route] = (),
@@ -299,6 +303,32 @@ def routes_of(
                     "Check whether a received webhook is signed with the secret of one of the app's endpoints.",
                     VerifyResponse,
                     body=Webhook,
+                ),
+            ),
+            Route(
+                "GET",
+                "/apps/{app_id}/webhooks/stream",
+                "pull_webhooks",
+                pulls.stream,
+                scope="webhooks",
+                about=About(
+                    "Hand out webhook deliveries of endpoints without a URL: those that are due, or that come while "
+                    "the request waits.",
+                    PulledResponse,
+                    query=("pull_endpoint", "pull_limit", "pull_wait"),
+                    faults=("bad_request", "not_found", "too_many_connections"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/apps/{app_id}/webhooks/ack",
+                "acknowledge_webhooks",
+                pulls.acknowledge,
+                scope="webhooks",
+                about=About(
+                    "Acknowledge deliveries that were handed out, so that they don't come again.",
+                    AcknowledgedResponse,
+                    body=Acknowledgement,
                 ),
             ),
             Route(

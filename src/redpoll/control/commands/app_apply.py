@@ -151,11 +151,12 @@ def _exported(app: App, webhooks: Webhooks, tokens: Iterable[Token]) -> dict[str
     settings = {name: getattr(app, name) for name, row in SETTINGS.items() if getattr(app, name) != row.default}
     endpoints = [
         {
-            "url": one.url,
+            **({"pull": True} if one.pulled else {"url": one.url}),
             "events": one.events,
             "format": one.format,
             "secret": one.secret,
             **({"channels": one.channels} if one.channels else {}),
+            **({"client_events": one.client_events} if one.client_events else {}),
             **({} if one.enabled else {"enabled": False}),
         }
         for one in webhooks.endpoints.of_app(app.id)

@@ -17,8 +17,9 @@ import msgspec
 from redpoll.control.records.checks import RecordError, check_rules
 from redpoll.control.records.records import rule_pattern, setting_text
 from redpoll.control.records.tokens import check_token, new_token
-from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS, OVERLAP_S, deleted, hooks_of
+from redpoll.control.webhooks.endpoints import MAX_ENDPOINTS, OVERLAP_S, deleted
 from redpoll.control.webhooks.payloads import FORMATS
+from redpoll.control.webhooks.wanted import ALL, hooks_of, target_of
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting, with_eras
 from redpoll.protocol.tokens import Token
 from redpoll.store.webhooks import Endpoint
@@ -35,10 +36,12 @@ class WantedKey(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WantedWebhook(msgspec.Struct, forbid_unknown_fields=True):
+    # "": its deliveries are pulled.
     url: str
     events: tuple[str, ...] = (ALL,)
     format: str = FORMATS[0]
     channels: tuple[str, ...] = ()
+    client_events: tuple[str, ...] = ()
     secret: str | None = None
     enabled: bool = True
 
@@ -236,7 +239,7 @@ class AppPlan:
         if self._prune:
             for endpoint in (one for same in left.values() for one in same):
                 self.changed_endpoints.append(deleted(endpoint, self._now_s))
-                self.changes.append(f"webhook {endpoint.url}: deleted")
+                self.changes.append(f"webhook {target_of(endpoint)}: deleted")
                 del after[endpoint.id]
         if len(after) > MAX_ENDPOINTS:
             self.faults.append(
@@ -253,20 +256,21 @@ class AppPlan:
             secret=secret,
             events=tuple(dict.fromkeys(wanted.events)),
             channels=tuple(dict.fromkeys(wanted.channels)),
+            client_events=tuple(dict.fromkeys(wanted.client_events)),
             format=wanted.format,
             # Those of one app keep the order of the file.
             created_at=self._now_s + len(self.added_endpoints) / 1_000,
             disabled_at=None if wanted.enabled else self._now_s,
         )
         self.added_endpoints.append(endpoint)
-        self.changes.append(f"webhook {wanted.url}: added")
+        self.changes.append(f"webhook {target_of(endpoint)}: added")
         if wanted.secret is None:
-            self._make("webhook", wanted.url, secret)
+            self._make("webhook", target_of(endpoint), secret)
         return endpoint
 
     def _changed_endpoint(self, own: Endpoint, wanted: WantedWebhook) -> Endpoint:
         values: dict[str, Any] = {}
-        for name in ("events", "channels"):
+        for name in ("events", "channels", "client_events"):
             if set(getattr(own, name)) != set(getattr(wanted, name)):
                 values[name] = tuple(dict.fromkeys(getattr(wanted, name)))
         if own.format != wanted.format:
@@ -283,7 +287,7 @@ class AppPlan:
             return own
         names = {"disabled_at": "enabled", "previous_secret": "", "previous_until": ""}
         shown = ", ".join(filter(None, (names.get(name, name) for name in values)))
-        self.changes.append(f"webhook {own.url}: {shown} changed")
+        self.changes.append(f"webhook {target_of(own)}: {shown} changed")
         endpoint = msgspec.structs.replace(own, **values)
         self.changed_endpoints.append(endpoint)
         return endpoint

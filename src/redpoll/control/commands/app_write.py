@@ -53,7 +53,9 @@ def plan_of(
         tokens,
         now_s,
         prune,
-        lambda webhook: endpoints.fault_of(webhook.url, webhook.events, webhook.format, webhook.channels),
+        lambda webhook: endpoints.fault_of(
+            webhook.url, webhook.events, webhook.format, webhook.channels, webhook.client_events
+        ),
         dry_run,
     )
     try:

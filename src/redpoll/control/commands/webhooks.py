@@ -27,14 +27,15 @@ _MAX_LISTED: Final = 10_000
 def endpoint_shape(webhooks: Webhooks, endpoint: Endpoint) -> dict[str, Any]:
     """An endpoint without its secret.
 
-    `pin` is the SHA-256 of the certificate in hex, or null. `failing_since` is in Unix seconds, null if it isn't
-    failing.
+    `url` is null if its deliveries are pulled. `pin` is the SHA-256 of the certificate in hex, or null.
+    `failing_since` is in Unix seconds, null if it isn't failing.
     """
     since = webhooks.failing_since(endpoint)
     return {
         "id": endpoint.id,
-        "url": endpoint.url,
+        "url": endpoint.url or None,
         "events": endpoint.events,
+        "client_events": endpoint.client_events,
         "format": endpoint.format,
         "enabled": endpoint.enabled,
         "channels": endpoint.channels,
@@ -58,6 +59,7 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
         format=args["format"],
         channels=args["channels"],
         pin=args["pin"],
+        client_events=args.get("client_events", ()),
         by=COMMAND_LINE,
     )
     return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret}
@@ -143,7 +145,7 @@ async def _show(context: Context, args: dict[str, Any]) -> Any:
         "id": delivery.id,
         "event": delivery.event,
         "endpoint_id": delivery.endpoint_id,
-        "url": endpoint.url,
+        "url": endpoint.url or None,
         "channel": delivery.channel,
         "state": delivery.dead_letter or delivery.state,
         "failed_at": int(delivery.at) if delivery.state == "failed" else None,
@@ -176,7 +178,8 @@ def _state_shape(delivery: Delivery) -> dict[str, Any]:
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
-    # {app, url, events, format, channels, pin} -> webhook with its secret; only this and `rotate` show a secret
+    # {app, url, events, format, channels, client_events, pin} -> webhook with its secret; only this and `rotate` show a
+    # secret. `url` "": its deliveries are pulled.
     "webhook create": _create,
     "webhook list": _list,  # {app} -> [webhook]
     "webhook enable": _enable,  # {id} -> webhook

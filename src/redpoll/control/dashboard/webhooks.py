@@ -15,6 +15,7 @@ from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
+from redpoll.control.webhooks.wanted import target_of
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -78,13 +79,23 @@ class WebhookPages:
 
     def _form_page(self, visit: Visit, app: App, form: Form, endpoint: Endpoint | None, status: int = 200) -> Response:
         events = [(name, _HELP.get(name, ""), name in STANDARD) for name in EVENTS]
-        values: dict[str, Any] = {"url": "", "events": ["all"], "format": FORMATS[0], "channels": "", "pin": False}
+        values: dict[str, Any] = {
+            "url": "",
+            "pull": False,
+            "events": ["all"],
+            "format": FORMATS[0],
+            "channels": "",
+            "client_events": "",
+            "pin": False,
+        }
         if form.pairs:
             values = {
                 "url": form.text("url"),
                 "events": form.every("event"),
                 "format": form.text("format"),
                 "channels": form.raw("channels"),
+                "pull": form.ticked("pull"),
+                "client_events": form.raw("client_events"),
                 "pin": form.ticked("pin"),
             }
         elif endpoint is not None:
@@ -93,6 +104,8 @@ class WebhookPages:
                 "events": endpoint.events,
                 "format": endpoint.format,
                 "channels": "\n".join(endpoint.channels),
+                "pull": endpoint.pulled,
+                "client_events": "\n".join(endpoint.client_events),
                 "pin": bool(endpoint.pin),
             }
         return visit.page(
@@ -100,9 +113,10 @@ class WebhookPages:
         )
 
     async def create(self, visit: Visit) -> Response:
-        """POST …/webhooks/new: url, event (several), format, channels (prefixes, one a line), pin."""
+        """POST …/webhooks/new: url or pull, event (several), format, channels (prefixes, one a line), client_events
+        (names, one a line), pin."""
         app, form = visit.app, visit.form
-        fields = _fields_of(form)
+        fields = _fields_of(form, pulled=form.ticked("pull"))
         created: Endpoint | None = None
         if form.good:
             try:
@@ -114,6 +128,8 @@ class WebhookPages:
         if created is None:
             return self._form_page(visit, app, form, None, 422)
         notice = "The webhook is on. Give its secret to the receiver, then send a test."
+        if created.pulled:
+            notice = "The webhook is on. Run redpoll webhook listen where your back end is."
         return visit.redirect(f"{HOME}/apps/{app.id}/webhooks/{created.id}", notice)
 
     async def edit(self, visit: Visit) -> Response:
@@ -121,9 +137,9 @@ class WebhookPages:
         return self._form_page(visit, app, Form(), endpoint)
 
     async def change(self, visit: Visit) -> Response:
-        """POST …/webhooks/{endpoint_id}/edit: the fields of a new one, without pin."""
+        """POST …/webhooks/{endpoint_id}/edit: the fields of a new one, without pull and pin."""
         app, form, endpoint = visit.app, visit.form, self._endpoint(visit)
-        fields = _fields_of(form)
+        fields = _fields_of(form, pulled=endpoint.pulled)
         if form.good:
             try:
                 await self._webhooks.endpoints.change(endpoint.id, **fields, by=visit.actor)
@@ -227,7 +243,7 @@ class WebhookPages:
 
         back = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
         return self._exports.begin(
-            visit, f"Deliveries to {endpoint.url}", "deliveries", form.text("format"), rows, app, back
+            visit, f"Deliveries to {target_of(endpoint)}", "deliveries", form.text("format"), rows, app, back
         )
 
     # -- one delivery
@@ -261,23 +277,27 @@ _NOTICES: Final = {
 }
 
 
-def _fields_of(form: Form) -> dict[str, Any]:
+def _fields_of(form: Form, *, pulled: bool) -> dict[str, Any]:
     events = form.every("event")
     if not events:
         form.fault("event", "Choose at least one event.")
-    if not form.text("url"):
+    if not pulled and not form.text("url"):
         form.fault("url", "Enter a URL.")
+    if pulled and form.text("url"):
+        form.fault("url", "Leave the URL empty if your back end pulls.")
     return {
         "url": form.text("url"),
         "events": events,
         "format": form.choice("format", FORMATS, FORMATS[0]),
         "channels": form.text("channels").replace(",", "\n").split(),
+        "client_events": [name for line in form.text("client_events").splitlines() if (name := line.strip())],
     }
 
 
 # Of a refusal, by words in its sentence (webhooks/endpoints.py); the rest is about the URL.
 _FIELDS: Final = {
     "can't be pinned": "pin",
+    "client event": "client_events",
     "channel prefixes": "channels",
     "name begins": "channels",
     "webhook's events": "event",

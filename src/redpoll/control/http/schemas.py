@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from redpoll.protocol.history import StoredMessage
 
 __all__ = [
+    "AcknowledgedResponse",
     "Attributes",
     "AuthResponse",
     "BatchResponse",
@@ -24,6 +25,8 @@ __all__ = [
     "Empty",
     "EventsResponse",
     "LoggedCall",
+    "PulledDelivery",
+    "PulledResponse",
     "RevokedResponse",
     "TraceResponse",
     "TriggerResponse",
@@ -191,6 +194,31 @@ class UsageResponse(msgspec.Struct, gc=False):
     """Days on which the app was used, oldest first; today is counted up to the last seconds."""
 
     days: list[UsageDay]
+
+
+class PulledDelivery(msgspec.Struct, gc=False, kw_only=True):
+    """A delivery that was handed out. `headers` and `body` are what a webhook with a URL would have got, with the
+    signature. `attempt` counts from 1."""
+
+    id: str
+    endpoint_id: str
+    event: str
+    channel: str
+    attempt: int
+    headers: dict[str, str]
+    body: str
+
+
+class PulledResponse(msgspec.Struct, gc=False):
+    """Deliveries, the longest due first; none if none was due while the request waited."""
+
+    deliveries: list[PulledDelivery]
+
+
+class AcknowledgedResponse(msgspec.Struct, gc=False):
+    """How many deliveries ended; those that had ended before don't count."""
+
+    acknowledged: int
 
 
 class VerifyResponse(msgspec.Struct, gc=False, omit_defaults=True):

@@ -26,6 +26,7 @@ from redpoll.control.management.bodies import (
     parsed_settings,
     setting_texts,
 )
+from redpoll.control.management.managed import endpoint_url
 from redpoll.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -111,7 +112,12 @@ def _wanted(new: NewApp) -> Wanted:
         keys=_wanted_keys(new.keys),
         settings={} if new.settings is UNSET else setting_texts(new.settings),
         history=[{name: getattr(rule, name) for name in rule.__struct_fields__} for rule in new.history_rules],
-        webhooks=[WantedWebhook(one.url, tuple(one.events), one.format, tuple(one.channels)) for one in new.webhooks],
+        webhooks=[
+            WantedWebhook(
+                endpoint_url(one), tuple(one.events), one.format, tuple(one.channels), tuple(one.client_events)
+            )
+            for one in new.webhooks
+        ],
         tokens=[
             WantedToken(one.name, list(one.scopes), None if one.lasts_s is UNSET else now_s + one.lasts_s)
             for one in new.tokens

@@ -12,8 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from redpoll.config.app_names import MAX_APP_ID_CHARS
-from redpoll.control.webhooks.endpoints import ALL, MAX_ENDPOINTS
+from redpoll.control.webhooks.endpoints import MAX_ENDPOINTS
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS
+from redpoll.control.webhooks.wanted import ALL
 from redpoll.protocol.apps import MAX_HISTORY_RULES, SETTINGS, App, HistoryRule, Key, Setting, Value, parse_setting
 from redpoll.protocol.channels import MAX_NAME_CHARS
 from redpoll.protocol.history import MAX_LIMIT, MAX_STORED_MESSAGES, MAX_STORED_S
@@ -75,6 +76,8 @@ _Scope = Annotated[str, Meta(extra_json_schema={"enum": list(SCOPES)})]
 _Events = Annotated[list[_Event], Meta(min_length=1, max_length=20)]
 _Prefix = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 _Prefixes = Annotated[list[_Prefix], Meta(max_length=_MAX_PREFIXES, description="Beginnings of channel names.")]
+_ClientEvent = Annotated[str, Meta(min_length=8, max_length=1_000)]
+_ClientEvents = Annotated[list[_ClientEvent], Meta(max_length=_MAX_PREFIXES, description="Empty: those of any name.")]
 _Scopes = Annotated[list[_Scope], Meta(min_length=1, max_length=len(SCOPES))]
 _RuleName = Annotated[str, Meta(max_length=MAX_NAME_CHARS, description="A channel's name, or its beginning.")]
 _Keep = Annotated[int, Meta(ge=0, le=MAX_STORED_MESSAGES, description="Messages per channel; 0: an exception.")]
@@ -198,12 +201,15 @@ class RuleChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NewWebhook(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A receiver of an app's webhooks. `all` stands for the five standard events. Its secret is made."""
+    """A receiver of an app's webhooks: a URL, or with `pull` a back end that asks for deliveries. `all` stands for the
+    five standard events. Its secret is made."""
 
-    url: _Url
+    url: _Url | UnsetType = UNSET
+    pull: bool = False
     events: _Events = msgspec.field(default_factory=lambda: ["all"])
     format: _Format = FORMATS[0]
     channels: _Prefixes = msgspec.field(default_factory=list)
+    client_events: _ClientEvents = msgspec.field(default_factory=list)
 
 
 class WebhookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -213,6 +219,7 @@ class WebhookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     events: _Events | UnsetType = UNSET
     format: _Format | UnsetType = UNSET
     channels: _Prefixes | UnsetType = UNSET
+    client_events: _ClientEvents | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
 
 
@@ -288,14 +295,15 @@ class ManagedRule(msgspec.Struct, kw_only=True):
 
 
 class ManagedWebhook(msgspec.Struct, kw_only=True):
-    """A webhook of an app. `pinned`: only the certificate that was pinned is accepted."""
+    """A webhook of an app. `url` null: its deliveries are pulled. `pinned`: only the pinned certificate is accepted."""
 
     id: str
-    url: str
+    url: str | None
     secret: _Masked
     events: list[str]
     format: str
     channels: list[str]
+    client_events: list[str]
     enabled: bool
     pinned: bool
 
@@ -382,11 +390,12 @@ def rule_body(rule: HistoryRule) -> ManagedRule:
 def webhook_body(endpoint: Endpoint, whole: bool = False) -> ManagedWebhook:
     return ManagedWebhook(
         id=endpoint.id,
-        url=endpoint.url,
+        url=endpoint.url or None,
         secret=_shown(endpoint.secret, whole),
         events=list(endpoint.events),
         format=endpoint.format,
         channels=list(endpoint.channels),
+        client_events=list(endpoint.client_events),
         enabled=endpoint.enabled,
         pinned=bool(endpoint.pin),
     )

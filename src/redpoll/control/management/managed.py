@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from redpoll.control.http.response import TRACE_HEAD, Response, header_line
 from redpoll.control.management.tags import Tags
@@ -15,14 +16,22 @@ from redpoll.store.audit import Actor
 
 if TYPE_CHECKING:
     from redpoll.control.http.request import Request
+    from redpoll.control.management.bodies import NewWebhook
     from redpoll.control.webhooks.webhooks import Webhooks
     from redpoll.protocol.apps import App
 
-__all__ = ["Managed", "refusals"]
+__all__ = ["Managed", "endpoint_url", "refusals"]
 
 _JSON_TYPES: Final = ("application/json", "application/merge-patch+json")
 _Body = TypeVar("_Body")
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def endpoint_url(new: NewWebhook) -> str:
+    """The URL of a new webhook, "" if its deliveries are pulled. Raises ApiError unless it has one of both."""
+    if new.pull is not (new.url is UNSET):
+        raise ApiError("bad_request", "a webhook needs either a url, or pull: true")
+    return "" if new.url is UNSET else new.url
 
 
 class Managed:

@@ -18,6 +18,7 @@ from redpoll.control.management.bodies import (
     rule_body,
     webhook_body,
 )
+from redpoll.control.management.managed import endpoint_url
 from redpoll.protocol.apps import HistoryRule
 from redpoll.protocol.errors import ApiError
 
@@ -96,7 +97,13 @@ class WebhookManagement:
         managed = self._managed
         app, new = managed.app(request), managed.body(request, NewWebhook)
         endpoint = await self._endpoints.create(
-            app.id, new.url, new.events, new.format, new.channels, by=managed.adding(request, app)
+            app.id,
+            endpoint_url(new),
+            new.events,
+            new.format,
+            new.channels,
+            client_events=new.client_events,
+            by=managed.adding(request, app),
         )
         location = app_path(app.id, "webhooks", endpoint.id)
         return managed.answer(request, webhook_body(endpoint, whole=True), app.id, 201, location)

@@ -20,7 +20,7 @@ import structlog
 
 from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.transition import Transition
-from redpoll.control.webhooks.endpoints import wants
+from redpoll.control.webhooks.wanted import wants
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 

@@ -1,8 +1,8 @@
 """The webhook endpoints of all apps.
 
-All endpoints are in memory; changes go through the record store. An endpoint's events and channel prefixes decide which
-transitions it gets. Together, the enabled endpoints of an app make its hook mask (`App.hooks`), which tells workers
-which events to write to the outbox. What is sent, and when, is decided in payloads.py and schedule.py.
+All endpoints are in memory; changes go through the record store. What an endpoint wants decides which transitions it
+gets (wanted.py). Together, the enabled endpoints of an app make its hook mask (`App.hooks`), which tells workers which
+events to write to the outbox. What is sent, and when, is decided in payloads.py, schedule.py and pulls.py.
 """
 
 from __future__ import annotations
@@ -14,52 +14,23 @@ from typing import Final
 
 import msgspec
 
-from redpoll.cluster.hooks import Hook
 from redpoll.control.records.checks import RecordConflict
 from redpoll.control.records.loaded_records import Edit
 from redpoll.control.records.records import RecordError, Records
-from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
+from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
-from redpoll.protocol.channels import valid_name
+from redpoll.control.webhooks.wanted import ALL, check_has_url, check_wanted, hooks_of, target_of
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["ALL", "MAX_ENDPOINTS", "OVERLAP_S", "Endpoints", "deleted", "hooks_of", "wants"]
+__all__ = ["MAX_ENDPOINTS", "OVERLAP_S", "Endpoints", "deleted"]
 
-ALL: Final = "all"
 # How long deliveries are also signed with the old secret after a rotation.
 OVERLAP_S: Final = 86_400.0
 MAX_ENDPOINTS: Final = 50
-_MAX_PREFIXES: Final = 50
-# The letter in `App.hooks` that makes workers write outbox rows for an event.
-_LETTERS: Final = {
-    "channel.occupied": Hook.OCCUPANCY,
-    "channel.vacated": Hook.OCCUPANCY,
-    "member.added": Hook.MEMBERS,
-    "member.removed": Hook.MEMBERS,
-    "client_event": Hook.CLIENT_EVENTS,
-    "cache.miss": Hook.CACHE_MISSES,
-    "subscription.count": Hook.COUNTS,
-}
-
-
-def wants(endpoint: Endpoint, event: str, channel: str) -> bool:
-    """Whether the endpoint gets this event on this channel.
-
-    `all` stands for the five standard events; the other two must be named (protocol/README.md "Webhooks").
-    """
-    subscribed = event in endpoint.events or (ALL in endpoint.events and event in STANDARD)
-    return subscribed and (not endpoint.channels or channel.startswith(endpoint.channels))
-
-
-def hooks_of(endpoints: Iterable[Endpoint]) -> str:
-    """The hook mask (`App.hooks`) for these endpoints of one app; disabled ones don't count."""
-    events = {name for endpoint in endpoints if endpoint.enabled for name in endpoint.events}
-    events |= set(STANDARD) if ALL in events else set()
-    return "".join(dict.fromkeys(letter for event, letter in _LETTERS.items() if event in events))
 
 
 def deleted(endpoint: Endpoint, now_s: float) -> Endpoint:
@@ -182,12 +153,14 @@ class Endpoints:
         channels: Sequence[str] = (),
         pin: bool = False,
         *,
+        client_events: Sequence[str] = (),
         by: Actor | None = None,
     ) -> Endpoint:
         """Creates an enabled endpoint with a new secret of 40 hex digits.
 
-        `events` are event names, or "all" for the five standard ones. `channels` are prefixes; empty means every
-        channel. `pin`: accept only the certificate that the receiver shows now.
+        `url` "": the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
+        are prefixes; empty means every channel. `client_events` are names of client events; empty means each of them.
+        `pin`: accept only the certificate that the receiver shows now.
         """
         endpoint = Endpoint(
             id=secrets.token_hex(6),
@@ -196,18 +169,20 @@ class Endpoints:
             secret=secrets.token_hex(20),
             events=tuple(dict.fromkeys(events)),
             channels=tuple(dict.fromkeys(channels)),
+            client_events=tuple(dict.fromkeys(client_events)),
             format=format,
             created_at=self._clock(),
         )
         self._check(endpoint)
         self.check_app(app_id)
         if pin:
+            check_has_url(endpoint)
             endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
         async with self._edit(app_id, endpoint.id, by) as edit:
             if len(self.of_app(app_id)) >= MAX_ENDPOINTS:
                 raise RecordConflict(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
             await endpoint_rows.add(edit.connection, endpoint)
-            await edit.note("webhook create", app_id, url, ", ".join(endpoint.events))
+            await edit.note("webhook create", app_id, target_of(endpoint), ", ".join(endpoint.events))
             self._put_in_memory(endpoint)
         return endpoint
 
@@ -220,21 +195,24 @@ class Endpoints:
         format: str | None = None,
         enabled: bool | None = None,
         *,
+        client_events: Sequence[str] | None = None,
         by: Actor | None = None,
     ) -> Endpoint:
         """Changes the values that are not None; `enabled` as `set_enabled` does.
 
         Waiting deliveries go to the new URL, in the format in which they were rendered. If the URL of a pinned endpoint
-        changes, the new receiver's certificate is pinned.
+        changes, the new receiver's certificate is pinned. An endpoint whose deliveries are pulled can't get a URL, nor
+        one with a URL lose it.
         """
         before = self.get(endpoint_id)
         values: dict[str, object] = {}
         if url is not None:
             values["url"] = url
-        if events is not None:
-            values["events"] = tuple(dict.fromkeys(events))
-        if channels is not None:
-            values["channels"] = tuple(dict.fromkeys(channels))
+            if bool(url) is before.pulled:
+                raise RecordError("a webhook that is pulled has no URL, and one with a URL keeps one: create another")
+        for name, words in (("events", events), ("channels", channels), ("client_events", client_events)):
+            if words is not None:
+                values[name] = tuple(dict.fromkeys(words))
         if format is not None:
             values["format"] = format
         if enabled is not None and enabled != before.enabled:
@@ -261,7 +239,9 @@ class Endpoints:
 
     async def pin(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """From now on, accepts only the certificate that the receiver shows now."""
-        url = self.get(endpoint_id).url
+        endpoint = self.get(endpoint_id)
+        check_has_url(endpoint)
+        url = endpoint.url
         pinned = await self._capture_pin(url)
         if self.get(endpoint_id).url != url:
             raise RecordError("nothing is pinned: the webhook's URL was changed at the same time; try again")
@@ -297,7 +277,7 @@ class Endpoints:
             # Read it again: it may have changed while we waited for the lock.
             endpoint = change(self.get(endpoint_id))
             await endpoint_rows.put(edit.connection, endpoint)
-            await edit.note(verb, endpoint.app_id, endpoint.url)
+            await edit.note(verb, endpoint.app_id, target_of(endpoint))
             self._put_in_memory(endpoint)
         self._on_change(endpoint)
         return endpoint
@@ -387,7 +367,14 @@ class Endpoints:
 
     # -- checking
 
-    def fault_of(self, url: str, events: Sequence[str], format: str, channels: Sequence[str]) -> str | None:
+    def fault_of(
+        self,
+        url: str,
+        events: Sequence[str],
+        format: str,
+        channels: Sequence[str],
+        client_events: Sequence[str] = (),
+    ) -> str | None:
         """Why `create` would refuse these values; None if it wouldn't."""
         try:
             self._check(
@@ -398,6 +385,7 @@ class Endpoints:
                     secret="",
                     events=tuple(events),
                     channels=tuple(channels),
+                    client_events=tuple(client_events),
                     format=format,
                     created_at=0.0,
                 )
@@ -407,20 +395,9 @@ class Endpoints:
         return None
 
     def _check(self, endpoint: Endpoint) -> None:
-        fault = self._sender().check_url(endpoint.url)
-        if fault is not None:
+        if not endpoint.pulled and (fault := self._sender().check_url(endpoint.url)) is not None:
             raise RecordError(fault)
-        unknown = [event for event in endpoint.events if event != ALL and event not in EVENTS]
-        if unknown or not endpoint.events:
-            given = ", ".join(map(repr, unknown)) or "nothing"
-            raise RecordError(f"a webhook's events are {ALL}, or some of {', '.join(EVENTS)}, not {given}")
-        if endpoint.format not in FORMATS:
-            raise RecordError(f"a webhook's format is {' or '.join(FORMATS)}, not {endpoint.format!r}")
-        invalid = [prefix for prefix in endpoint.channels if not valid_name(prefix)]
-        if invalid:
-            raise RecordError(f"{invalid[0]!r} can't be a channel prefix: no channel's name begins with it")
-        if len(endpoint.channels) > _MAX_PREFIXES:
-            raise RecordError(f"a webhook has at most {_MAX_PREFIXES} channel prefixes")
+        check_wanted(endpoint)
 
     async def _capture_pin(self, url: str) -> str:
         try:

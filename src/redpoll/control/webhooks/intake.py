@@ -24,9 +24,9 @@ from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.transition import Transition
 from redpoll.control.webhooks.announced import READ_BACK_S, Announced
-from redpoll.control.webhooks.endpoints import wants
 from redpoll.control.webhooks.payloads import render
 from redpoll.control.webhooks.waiting_bound import WaitingBound
+from redpoll.control.webhooks.wanted import wants, wants_client_event
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import dropped as dropped_rows
 from redpoll.store import webhooks as endpoint_rows
@@ -229,15 +229,17 @@ class Intake:
             after_disabling = endpoint.disabled_at is not None and row.time_ms >= endpoint.disabled_at * 1000
             if after_disabling or not wants(endpoint, row.event, row.channel):
                 continue
-            body = bodies.get(endpoint.format)
-            if body is None:
-                try:
+            try:
+                if row.event == "client_event" and not wants_client_event(endpoint, row.detail):
+                    continue
+                body = bodies.get(endpoint.format)
+                if body is None:
                     body = bodies[endpoint.format] = render(endpoint.format, row)
-                except (msgspec.MsgspecError, KeyError, ValueError):
-                    # Our own bug; it must not block the rows after this one.
-                    self.unreadable_total += 1
-                    log.error("webhook row unreadable", shard=row.shard, stamp=row.stamp, kind=row.event)
-                    break
+            except (msgspec.MsgspecError, KeyError, ValueError):
+                # Our own bug; it must not block the rows after this one.
+                self.unreadable_total += 1
+                log.error("webhook row unreadable", shard=row.shard, stamp=row.stamp, kind=row.event)
+                break
             deliveries.append(
                 {
                     "id": delivery_id(row.shard, row.stamp, endpoint.id),

@@ -44,6 +44,8 @@ class Outcome(StrEnum):
     CONNECT = "connect"
     # The connection was closed before an answer, or the answer isn't HTTP.
     BROKEN = "broken"
+    # It was handed out to a back end that pulls, which didn't acknowledge it.
+    UNACKED = "unacked"
     # A bug in this server.
     INTERNAL = "internal"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redpoll.cluster.transition import Transition
     from redpoll.protocol.apps import Key
 
-__all__ = ["EVENTS", "FORMATS", "STANDARD", "headers", "render", "sign"]
+__all__ = ["EVENTS", "FORMATS", "STANDARD", "client_event_name", "headers", "render", "sign"]
 
 FORMATS: Final = ("service", "pusher")
 # Our name of each event, and Pusher's.
@@ -90,6 +90,11 @@ def _client_event(transition: Transition) -> dict[str, Any]:
         "socket_id": sent["socket_id"],
     }
     return fields if transition.user is None else fields | {"user_id": transition.user}
+
+
+def client_event_name(detail: bytes) -> str:
+    """The name of a client event, from the detail of its transition. Raises as `render`."""
+    return _decode_text(_decode(detail)["event"])
 
 
 def _number(detail: bytes) -> int:

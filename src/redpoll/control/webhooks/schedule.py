@@ -64,9 +64,9 @@ class Schedule:
 
     `retry_after_s` are the pauses after failed attempts, in seconds. `signing_key(app_id)` returns the app's key.
     `spans`: None unless OpenTelemetry is on. `on_left(endpoint_id, size)`: a delivery with a body of this size
-    no longer waits.
-    `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set, by which pauses are measured.
-    `attempts` counts attempts by outcome, `failed_total` deliveries that became dead letters.
+    no longer waits. `lease_s`: that of pulled deliveries, whose due times follow the clock too. `clock()` returns Unix
+    seconds, `steady()` seconds of a clock that is never set, by which pauses are measured. `attempts` counts attempts
+    by outcome, `failed_total` deliveries that became dead letters.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Schedule:
         steady: Callable[[], float] = time.monotonic,
         spans: Spans | None = None,
         on_left: Callable[[str, int], None] = _ignore,
+        lease_s: float = 0.0,
     ) -> None:
         self.attempts: Counter[str] = Counter()
         # By app id: successful and failed attempts.
@@ -92,6 +93,7 @@ class Schedule:
         self._signing_key = signing_key
         self._spans = spans
         self._on_left = on_left
+        self._lease_s = lease_s
         self._clock = clock
         self._steady = steady
         # The clock minus the steady one at their last comparison, and whether the store's times agree with it.
@@ -137,7 +139,7 @@ class Schedule:
         """The endpoint was enabled, disabled or changed, or its dead letters are retried."""
         queue = self._queue_of(endpoint_id)
         queue.more_in_store = True
-        if not self._is_enabled(queue):
+        if not self._sends_to(queue):
             for item in queue.ready.clear():
                 queue.release(item.number)
         self._wake.set()
@@ -188,7 +190,7 @@ class Schedule:
             await self._find_waiting()
         wait_s = _MAX_WAIT_S
         for queue in list(self._queues.values()):
-            if not self._is_enabled(queue):
+            if not self._sends_to(queue):
                 continue
             if queue.next_at is not None and self._now() >= queue.next_at:
                 queue.more_in_store, queue.next_at = True, None
@@ -212,8 +214,13 @@ class Schedule:
         if not self._clock_known or abs(now_s - before_s) >= _CLOCK_JUMP_S:
             try:
                 async with self._store.change() as connection:
-                    pauses_s = self._retry_after_s
-                    await delivery_rows.move_due_times(connection, before_s=before_s, now_s=now_s, pauses_s=pauses_s)
+                    await delivery_rows.move_due_times(
+                        connection,
+                        before_s=before_s,
+                        now_s=now_s,
+                        pauses_s=self._retry_after_s,
+                        lease_s=self._lease_s,
+                    )
             except SQLAlchemyError as error:
                 log.error("webhook due times not moved after a clock change", reason=reason_of(error))
                 return
@@ -253,9 +260,10 @@ class Schedule:
             queue = self._queues[endpoint_id] = EndpointQueue(endpoint_id)
         return queue
 
-    def _is_enabled(self, queue: EndpointQueue) -> bool:
+    def _sends_to(self, queue: EndpointQueue) -> bool:
+        """Not to an endpoint that is disabled, or whose deliveries are pulled (pulls.py)."""
         endpoint = self._endpoints.known(queue.endpoint_id)
-        return endpoint is not None and endpoint.enabled
+        return endpoint is not None and endpoint.enabled and not endpoint.pulled
 
     async def _find_waiting(self) -> None:
         """At the start, one query finds the endpoints with waiting deliveries.
@@ -274,7 +282,7 @@ class Schedule:
         finally:
             for queue in queues:
                 changes, queue.during_read = queue.during_read or ChangesDuringRead(), None
-                if queue.endpoint_id in with_waiting or not self._is_enabled(queue):
+                if queue.endpoint_id in with_waiting or not self._sends_to(queue):
                     queue.more_in_store = True
                 elif not queue.more_in_store:
                     for item in changes.added:
@@ -300,7 +308,7 @@ class Schedule:
         queue.more_in_store = queue.more_in_store or len(found) == limit
         if next_at is not None and (queue.next_at is None or next_at < queue.next_at):
             queue.next_at = next_at
-        if not self._is_enabled(queue):
+        if not self._sends_to(queue):
             queue.more_in_store = True
             return
         # If the store has more, the deliveries added during the read come after those and are read later.
@@ -314,8 +322,7 @@ class Schedule:
         """Starts as many attempts as the bounds allow."""
         if queue.pause is not None or self._finishing:
             return
-        endpoint = self._endpoints.known(queue.endpoint_id)
-        if endpoint is None or not endpoint.enabled:
+        if (endpoint := self._endpoints.known(queue.endpoint_id)) is None or not self._sends_to(queue):
             return
         failing = queue.failures >= _FAILING_AFTER
         max_running = _MAX_RUNNING_FAILING if failing else _MAX_RUNNING

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 from uuid import uuid4
@@ -27,17 +28,19 @@ from redpoll.control.records.records import RecordError, Records
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.announced import Announced
 from redpoll.control.webhooks.deadletters import DeadLetters
-from redpoll.control.webhooks.endpoints import ALL, Endpoints
+from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.intake import Intake
 from redpoll.control.webhooks.outcomes import Attempt, Outcome
 from redpoll.control.webhooks.payloads import STANDARD, headers, render
+from redpoll.control.webhooks.pulls import Pulls
 from redpoll.control.webhooks.schedule import Schedule
 from redpoll.control.webhooks.sender import Sender, Target
 from redpoll.control.webhooks.waiting_bound import WaitingBound
+from redpoll.control.webhooks.wanted import ALL, check_has_url
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.audit import Actor
-from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth
+from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth, Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
@@ -64,7 +67,8 @@ class Webhooks:
     """Call `load()` first. A running server also calls `prepare()`, and `finish()` at its end. While it leads, it reads
     the outbox and sends: from `start()` until `stop()`.
 
-    `endpoints` and `dead_letters` are the parts that change records. `clock()` returns Unix seconds, `steady()` seconds
+    `endpoints` and `dead_letters` are the parts that change records, `pulls` hands out what back ends pull, on every
+    node. `clock()` returns Unix seconds, `steady()` seconds
     of a clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible.
     Times are Unix seconds.
     """
@@ -85,6 +89,14 @@ class Webhooks:
         self._clock = clock
         self._steady = steady
         self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
+        self.pulls = Pulls(
+            store,
+            self.endpoints,
+            settings.webhook_retry_after_s,
+            settings.webhook_acknowledge_within_s,
+            self._signing_key,
+            clock,
+        )
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
         self._intake: Intake | None = None
@@ -123,13 +135,14 @@ class Webhooks:
             self._steady,
             spans,
             on_left=self._bound.left,
+            lease_s=self.pulls.lease_s,
         )
         self._intake = Intake(
             outbox,
             store,
             self.endpoints.of_app,
             self.endpoints.any_enabled,
-            self._schedule.add,
+            self._added,
             on_traced,
             Announced(outbox, self.endpoints.known),
             self._bound,
@@ -163,9 +176,12 @@ class Webhooks:
             self._sender = None
 
     def counters(self) -> Mapping[str, float]:
-        """The counters for metrics.FAMILIES; those of waiting and failed deliveries are up to 5 s old."""
+        """The counters for metrics.FAMILIES; those of waiting and failed deliveries are up to 5 s old. A node that
+        doesn't lead has those of what was pulled here."""
+        attempts = Counter(self.pulls.attempts)
         if self._schedule is None or self._intake is None:
-            return {}
+            return {f"webhook_attempts_{outcome}_total": count for outcome, count in attempts.items()}
+        attempts.update(self._schedule.attempts)
         depths = self._depths.values()
         oldest = [depth.oldest_at for depth in depths if depth.oldest_at is not None]
         counters: dict[str, float] = {
@@ -176,11 +192,11 @@ class Webhooks:
             "webhook_dead_letters": sum(depth.failed for depth in depths),
             "webhook_dead_letters_removed_total": self._dead_letters_removed,
             "webhook_deliveries_dropped_total": self._bound.dropped_total,
-            "webhook_failed_total": self._schedule.failed_total,
+            "webhook_failed_total": self._schedule.failed_total + self.pulls.failed_total,
             "webhook_attempts_running": self._schedule.running,
             "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
         }
-        counters |= {f"webhook_attempts_{outcome}_total": self._schedule.attempts[outcome] for outcome in Outcome}
+        counters |= {f"webhook_attempts_{outcome}_total": attempts[outcome] for outcome in Outcome}
         return counters
 
     def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
@@ -199,6 +215,7 @@ class Webhooks:
     async def test(self, endpoint_id: str, *, by: Actor | None = None) -> Attempt:
         """Sends an example transition to the endpoint once, even if it is disabled. Only the audit log shows it."""
         endpoint = self.endpoints.get(endpoint_id)
+        check_has_url(endpoint)
         now_s = self._clock()
         example = _example(endpoint, now_s)
         body = render(endpoint.format, example)
@@ -294,7 +311,13 @@ class Webhooks:
     def _endpoint_changed(self, endpoint: Endpoint) -> None:
         self._endpoint_has_due(endpoint.id)
 
+    def _added(self, written: Sequence[Waiting]) -> None:
+        assert self._schedule is not None
+        self._schedule.add(written)
+        self.pulls.may_be_due([delivery.endpoint_id for delivery in written])
+
     def _endpoint_has_due(self, endpoint_id: str) -> None:
+        self.pulls.may_be_due([endpoint_id])
         if self._schedule is not None:
             self._schedule.endpoint_changed(endpoint_id)
 
@@ -329,6 +352,7 @@ class Webhooks:
                 await self.endpoints.discard_waiting(endpoint.id)
             elif self._store.shared and depth is not None and depth.waiting:
                 self._schedule.look_again(endpoint.id)
+        await self.pulls.run_out(self._leader_store)
         now_s = self._clock()
         before = min(now_s - _KEEP_ALL_S, self._intake.forgotten_before())
         await self._prune(now_s - _KEEP_S, before)

@@ -23,12 +23,14 @@ from redpoll.worker.ingress.control_link import ControlLink, Requester
 from redpoll.worker.ingress.held_requests import LATER, LocalRequests
 from redpoll.worker.ingress.stream_requests import ReadingConnection
 from redpoll.worker.streams.asked import READ_FIELDS, asked_of
+from redpoll.worker.streams.pulls import is_pull
 
 if TYPE_CHECKING:
     from redpoll.config.settings import Settings
     from redpoll.loop.writable import WritableSignal
     from redpoll.worker.ingress.credentials import Credentials
     from redpoll.worker.ingress.strangers import Strangers
+    from redpoll.worker.streams.pulls import Pull
     from redpoll.worker.streams.streams import Streams
     from redpoll.worker.timers.janitor import Janitor
 
@@ -172,7 +174,10 @@ class PublicConnection(ReadingConnection):
             if refusal is None:
                 self._sent_flags, self._sent_method = request.flags, request.method
                 self.state = _ANSWER
-                if asked is None:
+                if asked is None and is_pull(request):
+                    pull = self.pull_webhooks(request, http.streams.pulls)
+                    self._number = http.send(self, request, pull, STREAM)
+                elif asked is None:
                     self._number = http.send(self, request)
                 else:
                     reader = self.read_channel(asked, request, http.streams)
@@ -185,6 +190,13 @@ class PublicConnection(ReadingConnection):
         if not goes_on or request.flags & (CLOSES | HEAD_ONLY | HTTP_1_0):
             answer = closing(answer)
         self._write(answer)
+
+    def ask(self, pull: Pull) -> None:
+        http = self._server
+        if http.refusal(self, pull.request) is None:
+            self._number = http.send(self, pull.request, pull, STREAM)
+        else:
+            pull.unanswered(False)
 
     def admitted(self) -> None:
         """What waits counts as a WebSocket does, and no longer as a stranger's request."""

@@ -1,4 +1,4 @@
-"""Requests to read a channel over HTTP (worker/streams), as their connections see them."""
+"""Requests to read a channel over HTTP, or to pull webhooks (worker/streams), as their connections see them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ from typing import TYPE_CHECKING
 
 from redpoll.http.messages import AUTHENTICATED
 from redpoll.worker.ingress.held_requests import HoldingConnection
+from redpoll.worker.streams.pulls import Pull
 from redpoll.worker.streams.reader import Reader
 
 if TYPE_CHECKING:
     from redpoll.http.reader import ParsedRequest
     from redpoll.worker.streams.asked import Asked
     from redpoll.worker.streams.owner import Owner
+    from redpoll.worker.streams.pulls import Pulls
 
 __all__ = ["ReadingConnection"]
 
 
 class ReadingConnection(HoldingConnection):
-    """A connection whose request may be one to read a channel. It is the `Peer` of its reader."""
+    """A connection whose request may be one to read a channel, or to pull webhooks. It is the `Peer` of its reader, and
+    the `PullPeer` of its pull."""
 
     def read_channel(self, asked: Asked, request: ParsedRequest, streams: Owner) -> Reader:
         """The reader that answers the request once control has allowed it."""
         reader = Reader(streams, self, asked)
         self.hold(reader, request)
         return reader
+
+    def pull_webhooks(self, request: ParsedRequest, pulls: Pulls) -> Pull:
+        """The pull that answers the request once control has allowed it."""
+        pull = pulls.begin(self, request)
+        self.hold(pull, request)
+        return pull
+
+    def ask(self, pull: Pull) -> None:
+        """Ask control again (pulls.PullPeer)."""
+        raise NotImplementedError
 
     def recognised(self) -> None:
         """The caller has a right credential."""

@@ -14,6 +14,7 @@ from redpoll.protocol.access import REVOKED
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import LEEWAY_S, Grant
 from redpoll.protocol.streams import Live
+from redpoll.worker.streams.pulls import Pulls
 from redpoll.worker.streams.reader import Reader
 from redpoll.worker.streams.tail import Follower, Tail
 
@@ -45,7 +46,7 @@ _MAX_IDLE_TAILS: Final = 1_000
 
 class Streams:
     """`apps`: those of the directory, by id; not a copy. `named_by_proxy` and `addresses`: as Addresses.enter.
-    `ready()`: Redis is connected. Call `serve_by` first."""
+    `ready()`: Redis is connected. `pulls`: the requests that pull webhooks. Call `serve_by` first."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Streams:
         # Requests that control allowed, by how they read, since the start.
         self.requests: dict[Live, int] = dict.fromkeys(Live, 0)
         self._listening = hub.registry.listening
+        self.pulls = Pulls(self._listening, lambda: life.admits)
         self._flusher = hub.flusher
         self._sent = hub.sent
         self._life = life
@@ -185,6 +187,7 @@ class Streams:
 
     async def drain(self, within_s: float) -> None:
         """End all streams and long polls, evenly over this time: their clients read on elsewhere."""
+        self.pulls.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         readers = deque(self._each_live())

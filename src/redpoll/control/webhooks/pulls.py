@@ -1,0 +1,181 @@
+"""Webhooks that back ends pull: due deliveries are handed out on request, and acknowledgements end them.
+
+A delivery that is handed out is leased: it stays in the outbox of all webhooks (store/pulled.py), and is due again when
+the lease ends. Its attempts and pauses are those of the schedule, so after the usual attempts it is a dead letter. Any
+control plane hands out, in a transaction of the store, so no delivery has two leases at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from redpoll.control.records.records import RecordError
+from redpoll.control.webhooks.endpoints import Endpoints
+from redpoll.control.webhooks.outcomes import Outcome
+from redpoll.control.webhooks.payloads import headers
+from redpoll.protocol.apps import Key
+from redpoll.store import pulled as pulled_rows
+from redpoll.store.deliveries import Waiting
+from redpoll.store.leadership import Changes
+from redpoll.store.store import Store
+from redpoll.store.webhooks import Endpoint
+
+__all__ = ["MAX_IDS", "MAX_LIMIT", "Handed", "Pulls"]
+
+# Of one answer. A single delivery may be larger.
+MAX_LIMIT: Final = 100
+_MAX_BYTES: Final = 512 * 1024
+# Of one acknowledgement.
+MAX_IDS: Final = 1_000
+
+
+class Handed(NamedTuple):
+    """A delivery that was handed out: `headers` and `body` are what a webhook with a URL would have got."""
+
+    id: str
+    endpoint_id: str
+    event: str
+    channel: str
+    attempt: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def _ignore(app_id: str) -> None:
+    pass
+
+
+class Pulls:
+    """`retry_after_s` and `lease_s` are in seconds: a delivery is due again after the longer of its pause and the
+    lease. `signing_key(app_id)` returns the app's key, `clock()` Unix seconds.
+
+    `attempts` counts outcomes since the start: deliveries that were acknowledged, and leases that ended without.
+    `failed_total` counts dead letters. `announce(app_id)` tells all workers that deliveries of the app may be due;
+    plane.py sets it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        endpoints: Endpoints,
+        retry_after_s: Sequence[float],
+        lease_s: float,
+        signing_key: Callable[[str], Key | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.attempts: Counter[str] = Counter()
+        self.failed_total = 0
+        self.announce: Callable[[str], None] = _ignore
+        self.lease_s = lease_s
+        self._store = store
+        self._endpoints = endpoints
+        self._retry_after_s = tuple(retry_after_s)
+        self._signing_key = signing_key
+        self._clock = clock
+
+    @property
+    def _max_attempts(self) -> int:
+        return len(self._retry_after_s) + 1
+
+    # -- what back ends ask for
+
+    async def hand_out(self, app_id: str, endpoint_id: str | None, limit: int) -> tuple[list[Handed], float | None]:
+        """Due deliveries of the app, or of one endpoint, the longest due first, and in how many seconds the next one is
+        due if there are none: None if none waits. Raises RecordError if the app has no such endpoint."""
+        endpoints = {one.id: one for one in self._asked(app_id, endpoint_id) if one.enabled}
+        async with self._store.reading() as connection:
+            next_at = await pulled_rows.next_due(connection, endpoints, self._max_attempts)
+        if next_at is None:
+            return [], None
+        if (left_s := next_at - self._clock()) > 0:
+            return [], left_s
+        async with self._store.change() as connection:
+            now_s = self._clock()
+            found = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
+            chosen = _up_to_bytes(found)
+            await pulled_rows.hand_out(
+                connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKED
+            )
+        # An earlier lease of these ended without an acknowledgement.
+        self.attempts[Outcome.UNACKED] += sum(one.attempts > one.cycle_from for one in chosen)
+        handed = [self._handed(endpoints[one.endpoint_id], one, now_s) for one in chosen]
+        return handed, None if handed else 0.0
+
+    async def acknowledge(self, app_id: str, ids: Sequence[str]) -> int:
+        """Ends these deliveries, and returns how many. Those that are unknown, ended, or were never handed out don't
+        count."""
+        endpoints = [one.id for one in self._endpoints.of_app(app_id) if one.pulled]
+        if not (endpoints and ids):
+            return 0
+        async with self._store.change() as connection:
+            ended = await pulled_rows.acknowledge(connection, endpoints, ids, self._clock(), Outcome.DELIVERED)
+        self.attempts[Outcome.DELIVERED] += len(ended)
+        return len(ended)
+
+    # -- what the leader does
+
+    async def run_out(self, store: Changes) -> int:
+        """Makes dead letters of the deliveries whose last lease has ended. Returns how many."""
+        endpoints = [one.id for one in self._endpoints.every() if one.pulled and one.enabled]
+        if not endpoints:
+            return 0
+        async with store.reading() as connection:
+            if not await pulled_rows.has_run_out(connection, endpoints, self._clock(), self._max_attempts):
+                return 0
+        async with store.change() as connection:
+            failed = await pulled_rows.run_out(connection, endpoints, self._clock(), self._max_attempts)
+        self.failed_total += failed
+        self.attempts[Outcome.UNACKED] += failed
+        return failed
+
+    def may_be_due(self, endpoint_ids: Sequence[str]) -> None:
+        """Deliveries of these endpoints were added, or are due again: those that are pulled are announced."""
+        found = [self._endpoints.known(endpoint_id) for endpoint_id in endpoint_ids]
+        for app_id in {one.app_id for one in found if one is not None and one.pulled and one.enabled}:
+            self.announce(app_id)
+
+    # -- internal
+
+    def _asked(self, app_id: str, endpoint_id: str | None) -> list[Endpoint]:
+        pulled = [one for one in self._endpoints.of_app(app_id) if one.pulled]
+        if endpoint_id is not None:
+            pulled = [one for one in pulled if one.id == endpoint_id]
+        if not pulled:
+            which = "that is pulled" if endpoint_id is None else f"with the id {endpoint_id} that is pulled"
+            raise RecordError(
+                f"app {app_id} has no webhook {which}; `redpoll webhook create {app_id} --pull` makes one"
+            )
+        return pulled
+
+    def _pause_s(self, one: Waiting) -> float:
+        tries = one.attempts - one.cycle_from
+        return max(self.lease_s, self._retry_after_s[tries] if tries < len(self._retry_after_s) else 0.0)
+
+    def _handed(self, endpoint: Endpoint, one: Waiting, now_s: float) -> Handed:
+        signed = headers(
+            endpoint.format,
+            one.event,
+            one.body,
+            delivery_id=one.id,
+            attempt=one.attempts + 1,
+            now_s=now_s,
+            secret=endpoint.secret,
+            previous_secret=endpoint.previous_secret if now_s < endpoint.previous_until else "",
+            key=self._signing_key(endpoint.app_id),
+        )
+        return Handed(one.id, one.endpoint_id, one.event, one.channel, one.attempts + 1, signed, one.body)
+
+
+def _up_to_bytes(found: Sequence[Waiting]) -> list[Waiting]:
+    """The first of these with at most _MAX_BYTES together, and at least one."""
+    chosen: list[Waiting] = []
+    size = 0
+    for one in found:
+        size += len(one.body)
+        if chosen and size > _MAX_BYTES:
+            break
+        chosen.append(one)
+    return chosen

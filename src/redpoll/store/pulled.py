@@ -1,0 +1,102 @@
+"""Deliveries that back ends pull (store/deliveries.py has the table, and the states).
+
+A delivery that is handed out stays `waiting`: it is due again when its lease ends. Handing out adds the row of the
+attempt, as unacknowledged; the acknowledgement completes it. So a lease needs no process that remembers it.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.store.deliveries import AttemptRow, Result, Waiting, put_results
+from redpoll.store.schema import attempts, deliveries
+
+__all__ = ["Acknowledged", "acknowledge", "due", "hand_out", "has_run_out", "next_due", "run_out"]
+
+_WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
+_TRIES: Final = deliveries.c.attempts - deliveries.c.cycle_from
+
+
+class Acknowledged(NamedTuple):
+    """A delivery that an acknowledgement ended."""
+
+    number: int
+    endpoint_id: str
+    attempts: int
+
+
+async def due(
+    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int, limit: int
+) -> list[Waiting]:
+    """The due deliveries of these endpoints that have attempts left, the longest due first."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting") & (deliveries.c.at <= now_s)
+    query = sa.select(*_WAITING).where(which, max_attempts > _TRIES)
+    rows = await connection.execute(query.order_by(deliveries.c.at, deliveries.c.number).limit(limit))
+    return [Waiting(*row) for row in rows]
+
+
+async def next_due(connection: AsyncConnection, endpoint_ids: Collection[str], max_attempts: int) -> float | None:
+    """When the next delivery of these endpoints is due; None if none waits."""
+    which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting")
+    query = sa.select(sa.func.min(deliveries.c.at)).where(which, max_attempts > _TRIES)
+    found: float | None = (await connection.execute(query)).scalar_one()
+    return found
+
+
+async def hand_out(
+    connection: AsyncConnection, chosen: Sequence[Waiting], now_s: float, until_s: Sequence[float], outcome: str
+) -> None:
+    """Notes that these due deliveries are handed out now, each to come again at its time of `until_s`."""
+    reason = "handed out, and not acknowledged"
+    results = [
+        Result(one.number, "waiting", at, AttemptRow(one.attempts + 1, now_s, None, 0, outcome, reason, b""))
+        for one, at in zip(chosen, until_s, strict=True)
+    ]
+    if results:
+        await put_results(connection, results)
+
+
+async def acknowledge(
+    connection: AsyncConnection, endpoint_ids: Collection[str], ids: Sequence[str], now_s: float, outcome: str
+) -> list[Acknowledged]:
+    """Ends those of these deliveries that were handed out, also after their lease, or as dead letters. Returns them."""
+    handed_out = deliveries.c.state.in_(("waiting", "failed")) & (deliveries.c.attempts > 0)
+    which = deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & handed_out
+    columns = (deliveries.c.number, deliveries.c.endpoint_id, deliveries.c.attempts)
+    found = [Acknowledged(*row) for row in await connection.execute(sa.select(*columns).where(which))]
+    if not found:
+        return []
+    numbers = [one.number for one in found]
+    ended = sa.update(deliveries).where(deliveries.c.number.in_(numbers)).values(state="delivered", at=now_s)
+    await connection.execute(ended)
+    last = sa.select(deliveries.c.attempts).where(deliveries.c.number == attempts.c.delivery).scalar_subquery()
+    took_ms = sa.cast((now_s - attempts.c.at) * 1_000, sa.Integer)
+    completed = (
+        sa.update(attempts)
+        .where(attempts.c.delivery.in_(numbers), attempts.c.n == last)
+        .values(outcome=outcome, reason="acknowledged", duration_ms=sa.case((took_ms > 0, took_ms), else_=0))
+    )
+    await connection.execute(completed)
+    return found
+
+
+async def has_run_out(
+    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int
+) -> bool:
+    """Whether `run_out` would find something."""
+    query = sa.select(sa.exists().where(*_run_out(endpoint_ids, now_s, max_attempts)))
+    return bool((await connection.execute(query)).scalar_one())
+
+
+async def run_out(connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> int:
+    """Makes dead letters of the deliveries whose last lease has ended. Returns their number."""
+    which = _run_out(endpoint_ids, now_s, max_attempts)
+    change = sa.update(deliveries).where(*which).values(state="failed", at=now_s)
+    return (await connection.execute(change)).rowcount
+
+
+def _run_out(endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> tuple[sa.ColumnElement[bool], ...]:
+    waits = deliveries.c.state == "waiting"
+    return deliveries.c.endpoint_id.in_(endpoint_ids), waits, deliveries.c.at <= now_s, max_attempts <= _TRIES

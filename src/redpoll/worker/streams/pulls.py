@@ -1,0 +1,273 @@
+"""Requests that pull webhooks: `GET /apps/ID/webhooks/stream` (protocol/README.md "Webhooks by pull").
+
+Control hands out what is due, and answers at once. If nothing is due, the request waits here: it asks again when
+control planes say that deliveries of its app may be due, and when the next retry is. So control forgets clients at
+once, and what it hands out has a reader. A lost message costs a few seconds, because waiting requests also ask now and
+then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from redpoll.cluster.redis.keys import PULLS_TOPIC
+from redpoll.http.errors import error_response, http_date
+from redpoll.http.messages import HEAD_ONLY, PULL_WAIT, STREAM_APP
+
+if TYPE_CHECKING:
+    from redpoll.cluster.listening import Listening
+    from redpoll.http.reader import ParsedRequest
+
+__all__ = ["MAX_PULLS_OF_APP", "Pull", "PullState", "Pulls", "is_pull"]
+
+# Of an app, in each worker, that wait at a time.
+MAX_PULLS_OF_APP: Final = 32
+# Between two questions to control; doubles from one to the other.
+_FIRST_PAUSE_S: Final = 1.0
+_MAX_PAUSE_S: Final = 8.0
+# A delivery that is due in less time than this is asked for after it.
+_LEAST_PAUSE_S: Final = 0.01
+_PATH: Final = re.compile(rb"[^?]*/apps/[^/?]+/webhooks/stream(?:\?|$)").match
+_ENDPOINT: Final = re.compile(rb"[?&]endpoint=([^&]*)").search
+_NOTHING: Final = b'{"deliveries":[]}'
+
+
+def is_pull(request: ParsedRequest) -> bool:
+    """Whether a request waits here for webhooks. Control answers one with a body, which nobody reads, at once."""
+    return request.method == b"GET" and not request.flags & HEAD_ONLY and _PATH(request.target) is not None
+
+
+class PullState(Enum):
+    """What the request waits for."""
+
+    ASKING = "control, for deliveries"
+    WAITING = "a delivery to be due"
+    OVER = "nothing: it is answered, or its client is gone"
+
+
+class PullPeer(Protocol):
+    """The connection of a request (ingress/stream_requests.py)."""
+
+    def recognised(self) -> None:
+        """The caller has a right credential."""
+
+    def ask(self, pull: Pull) -> None:
+        """Send the request to control. `pull` gets the answer, or hears that there is none."""
+
+    def pass_on(self, flags: int, response: bytes) -> None:
+        """Control's answer; flags as in http/messages.py."""
+
+    def pass_unanswered(self, sent: bool) -> None:
+        """Control doesn't answer; as of control_link.Requester."""
+
+    def reply(self, response: bytes) -> None:
+        """The whole answer."""
+
+
+class Pull:
+    """One request. It ends when its client sends no more."""
+
+    ends_with_client = True
+
+    __slots__ = ("_app", "_heard", "_pause_s", "_peer", "_pulls", "_timer", "_until", "request", "state")
+
+    def __init__(self, pulls: Pulls, peer: PullPeer, request: ParsedRequest) -> None:
+        self.request = request
+        self.state = PullState.ASKING
+        self._pulls = pulls
+        self._peer = peer
+        self._app: AppPulls | None = None
+        # The messages about its app, when it asked control.
+        self._heard = -1
+        # When the client's time is over, on the loop's clock.
+        self._until: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def endpoint(self) -> bytes:
+        """The endpoint that it asks for, as in the query; empty for all."""
+        found = _ENDPOINT(self.request.target)
+        return found[1] if found else b""
+
+    # -- what control says (control_link.Requester) --------------------------------------------------------
+
+    def answered(self, flags: int, response: bytes) -> None:
+        waits = _waits_of(response)
+        if waits is None:
+            app = self._app
+            self._finish()
+            self._peer.pass_on(flags, response)
+            if app is not None:
+                # There may be more than one answer holds.
+                app.wake(self.endpoint)
+            return
+        self._peer.recognised()
+        app_id, wait_s, next_s = waits
+        now = self._pulls.now_s()
+        if self._until is None:
+            self._until = now + wait_s
+        if now >= self._until or not self._pulls.admits():
+            self.close()
+        elif self._app is None:
+            self._join(app_id)
+        elif self._heard != self._app.messages:
+            self.ask()
+        else:
+            self.state = PullState.WAITING
+            pause_s = min(self._pause_s, max(next_s, _LEAST_PAUSE_S), self._until - now)
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._timed)
+
+    def unanswered(self, sent: bool) -> None:
+        self._finish()
+        self._peer.pass_unanswered(sent)
+
+    def _join(self, app_id: str) -> None:
+        """Hear of the app's deliveries, and ask again for those that came before."""
+        app = self._pulls.of_app(app_id)
+        if len(app.pulls) >= MAX_PULLS_OF_APP:
+            text = f"{MAX_PULLS_OF_APP} requests wait for this app's webhooks in this worker, the most that may"
+            self._finish()
+            self._peer.reply(error_response(429, "too_many_connections", text, "Retry-After: 1\r\n", keep_alive=True))
+            return
+        self._app = app
+        app.pulls[self] = None
+        self.ask()
+
+    # -- asking again --------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        self._stop_timer()
+        self.state = PullState.ASKING
+        if self._app is not None:
+            self._heard = self._app.messages
+        self._peer.ask(self)
+
+    def _timed(self) -> None:
+        self._timer = None
+        if self._until is not None and self._pulls.now_s() >= self._until:
+            self.close()
+        else:
+            self.ask()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Its time is over, or the worker drains: answer that nothing was due."""
+        if self.state is not PullState.OVER:
+            self._finish()
+            self._peer.reply(_nothing())
+
+    def left(self) -> None:
+        """The client is gone."""
+        self._finish()
+
+    def _finish(self) -> None:
+        self.state = PullState.OVER
+        self._stop_timer()
+        app, self._app = self._app, None
+        if app is not None:
+            app.pulls.pop(self, None)
+            self._pulls.left(app)
+
+
+class AppPulls:
+    """The requests that pull an app's webhooks in this worker (a `Listener` of cluster/listening.py). `messages` counts
+    what may have made deliveries due."""
+
+    def __init__(self, app_id: str, topic: bytes) -> None:
+        self.app_id = app_id
+        self.topic = topic
+        self.pulls: dict[Pull, None] = {}
+        self.messages = 0
+
+    def subscribed(self) -> None:
+        # What was said before is lost.
+        self._heard()
+
+    def pushed(self, payload: bytes) -> None:
+        self._heard()
+
+    def lost(self) -> None:
+        """Nothing is heard until `subscribed`: requests ask now and then."""
+
+    def _heard(self) -> None:
+        self.messages += 1
+        for endpoint in {pull.endpoint for pull in self.pulls}:
+            self.wake(endpoint)
+
+    def wake(self, endpoint: bytes) -> None:
+        """One of the requests that wait for this endpoint asks. If it gets deliveries, it wakes the next one."""
+        for pull in self.pulls:
+            if pull.state is PullState.WAITING and pull.endpoint == endpoint:
+                pull.ask()
+                return
+
+
+class Pulls:
+    """All requests of a worker that pull webhooks. `admits()`: the worker isn't draining."""
+
+    def __init__(self, listening: Listening, admits: Callable[[], bool]) -> None:
+        self.admits = admits
+        self._listening = listening
+        self._apps: dict[str, AppPulls] = {}
+        self.now_s = asyncio.get_running_loop().time
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return sum(len(app.pulls) for app in self._apps.values())
+
+    def begin(self, peer: PullPeer, request: ParsedRequest) -> Pull:
+        """The pull of a request. `ask` it next."""
+        return Pull(self, peer, request)
+
+    def of_app(self, app_id: str) -> AppPulls:
+        """The requests of an app. Its topic is heard from now on."""
+        app = self._apps.get(app_id)
+        if app is None:
+            app = self._apps[app_id] = AppPulls(app_id, self._listening.topic(app_id, PULLS_TOPIC))
+            self._listening.add(app)
+        return app
+
+    def left(self, app: AppPulls) -> None:
+        """A request of this app is over."""
+        if not app.pulls and self._apps.get(app.app_id) is app:
+            del self._apps[app.app_id]
+            self._listening.remove(app)
+
+    def drain(self) -> None:
+        """Answer all that wait. They ask again elsewhere."""
+        for app in list(self._apps.values()):
+            for pull in list(app.pulls):
+                if pull.state is PullState.WAITING:
+                    pull.close()
+
+
+def _waits_of(response: bytes) -> tuple[str, float, float] | None:
+    """Of an answer without deliveries (control/api/pulls.py): the app, and in how many seconds the client's time is
+    over and the next delivery is due. None: it is for the client."""
+    head = response.partition(b"\r\n\r\n")[0].decode("latin-1")
+    fields = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
+    if PULL_WAIT not in fields:
+        return None
+    wait, _, next_s = fields[PULL_WAIT].partition(" ")
+    return fields[STREAM_APP], float(wait), float(next_s) if next_s else float("inf")
+
+
+def _nothing() -> bytes:
+    head = (
+        f"HTTP/1.1 200 OK\r\nDate: {http_date(int(time.time()))}\r\nContent-Type: application/json\r\n"
+        f"Cache-Control: no-store\r\nContent-Length: {len(_NOTHING)}\r\n\r\n"
+    )
+    return head.encode() + _NOTHING

@@ -1,0 +1,27 @@
+"""What control answers to pulls; tests/worker/streams/test_pulls.py has whole servers, with workers that wait."""
+
+import pytest
+
+from redpoll.control.api.pulls import DEFAULT_WAIT_S, MAX_WAIT_S
+from redpoll.http.messages import STREAM
+
+PATH = "/apps/3/webhooks/stream"
+
+
+@pytest.fixture
+async def token(plane) -> str:
+    """A token with the scope of pulls; the app has a webhook without a URL."""
+    await plane.plane._webhooks.endpoints.create("3", "")
+    _, plain = await plane.records.create_token("3", "t", ("webhooks",), None)
+    return plain
+
+
+@pytest.mark.parametrize(("query", "waits_s"), [("", DEFAULT_WAIT_S), ("?wait=0", 0), ("?wait=60", MAX_WAIT_S)])
+async def test_a_worker_learns_for_how_long_to_wait(workers_request, token, query, waits_s):
+    shown = {"Authorization": f"Bearer {token}"}
+    reply = await workers_request("GET", PATH + query, fields=shown, flags=STREAM)
+    assert (reply.headers["x-stream-app"], reply.headers["x-pull-wait"]) == ("3", f"{waits_s} ")
+    # Others are answered at once: nothing is due.
+    reply = await workers_request("GET", PATH + query, fields=shown)
+    assert (reply.status, reply.json(), "x-pull-wait" in reply.headers) == (200, {"deliveries": []}, False)
+    assert reply.headers["cache-control"] == "no-store"

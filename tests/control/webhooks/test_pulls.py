@@ -1,0 +1,136 @@
+"""Deliveries that a back end pulls: handed out, leased, acknowledged, and dead letters in the end."""
+
+import asyncio
+
+import pytest
+
+from redpoll.control.records.records import RecordError
+from redpoll.control.webhooks.pulls import MAX_LIMIT
+from transitions import APP, OTHER, Box, transition
+
+
+async def waiting(webhooks, count, app_id=APP):
+    """Waits until this many deliveries are in the store."""
+    async with asyncio.timeout(60):
+        while len(await webhooks.deliveries(app_id, states=("waiting",), limit=1_000)) != count:
+            await asyncio.sleep(0.01)
+
+
+async def pulled(make_webhooks, *rows, **settings):
+    """A started Webhooks with an endpoint that is pulled, and these deliveries."""
+    box = Box()
+    webhooks = await make_webhooks(box, **settings)
+    endpoint = await webhooks.endpoints.create(APP, "")
+    box.put(*rows)
+    await waiting(webhooks, len(rows))
+    return webhooks, endpoint
+
+
+async def take(webhooks, limit=MAX_LIMIT):
+    handed, _ = await webhooks.pulls.hand_out(APP, None, limit)
+    return [(one.id, one.attempt) for one in handed]
+
+
+async def run_out(webhooks, store):
+    """Makes a dead letter of the delivery whose last lease has ended, unless the tidying did it meanwhile."""
+    async with asyncio.timeout(60):
+        while not webhooks.pulls.failed_total:
+            await webhooks.pulls.run_out(store)
+
+
+async def test_unacknowledged_delivery_comes_again_by_the_schedule_and_ends_as_dead_letter(make_webhooks, clock, store):
+    webhooks, _ = await pulled(
+        make_webhooks, transition(), webhook_retry_after_s=(10.0, 90.0), webhook_acknowledge_within_s=60.0
+    )
+    ((delivery_id, _),) = await take(webhooks)
+    # The lease is longer than the first pause, and shorter than the second.
+    for attempt, pause_s in ((2, 60), (3, 90)):
+        clock.advance(pause_s - 1)
+        assert await webhooks.pulls.hand_out(APP, None, 10) == ([], 1.0)
+        clock.advance(1)
+        assert await take(webhooks) == [(delivery_id, attempt)]
+    clock.advance(60)
+    assert await webhooks.pulls.hand_out(APP, None, 10) == ([], None)
+    await run_out(webhooks, store)
+    found, _, attempts = await webhooks.delivery(delivery_id)
+    assert (found.state, [one.outcome for one in attempts]) == ("failed", ["unacked"] * 3)
+    await webhooks.dead_letters.retry([delivery_id])
+    assert await take(webhooks) == [(delivery_id, 4)]
+    assert await webhooks.pulls.acknowledge(APP, [delivery_id]) == 1
+    assert webhooks.pulls.attempts == {"unacked": 3, "delivered": 1}
+
+
+async def test_acknowledgement_ends_a_delivery_once_also_a_late_one(make_webhooks, clock, store):
+    webhooks, _ = await pulled(make_webhooks, transition(), transition(channel="b"), webhook_retry_after_s=())
+    ids = [delivery_id for delivery_id, _ in await take(webhooks)]
+    assert await webhooks.pulls.acknowledge(OTHER, ids) == 0
+    assert await webhooks.pulls.acknowledge(APP, [ids[0], "unknown"]) == 1
+    assert await webhooks.pulls.acknowledge(APP, ids[:1]) == 0
+    clock.advance(60)
+    await run_out(webhooks, store)
+    # It was done, but late: it is no dead letter.
+    assert await webhooks.pulls.acknowledge(APP, ids[1:]) == 1
+    found, _, (attempt,) = await webhooks.delivery(ids[1])
+    assert (found.state, attempt.outcome, attempt.reason, attempt.duration_ms) == (
+        "delivered",
+        "delivered",
+        "acknowledged",
+        60_000,
+    )
+
+
+async def test_no_delivery_has_two_leases_and_none_is_sent(make_webhooks):
+    rows = [transition(channel=f"c{n}") for n in range(50)]
+    webhooks, endpoint = await pulled(make_webhooks, *rows)
+    answers = await asyncio.gather(*(take(webhooks, 10) for _ in range(8)))
+    assert len({delivery_id for answer in answers for delivery_id, _ in answer}) == sum(map(len, answers)) == 50
+    assert webhooks.counters()["webhook_attempts_running"] == 0
+    assert {attempt for answer in answers for _, attempt in answer} == {1}
+    with pytest.raises(RecordError, match="no URL"):
+        await webhooks.test(endpoint.id)
+    with pytest.raises(RecordError, match="no URL"):
+        await webhooks.endpoints.pin(endpoint.id)
+    with pytest.raises(RecordError, match="create another"):
+        await webhooks.endpoints.change(endpoint.id, "https://example.com/")
+
+
+async def test_disabled_endpoint_hands_out_nothing_and_another_app_has_none(make_webhooks):
+    webhooks, endpoint = await pulled(make_webhooks, transition())
+    await webhooks.endpoints.set_enabled(endpoint.id, False)
+    assert await webhooks.pulls.hand_out(APP, endpoint.id, 1) == ([], None)
+    with pytest.raises(RecordError, match="--pull"):
+        await webhooks.pulls.hand_out(OTHER, None, 1)
+    with pytest.raises(RecordError, match="no webhook with the id x"):
+        await webhooks.pulls.hand_out(APP, "x", 1)
+    announced = []
+    webhooks.pulls.announce = announced.append
+    await webhooks.endpoints.set_enabled(endpoint.id, True)
+    assert announced == [APP]
+    assert len(await take(webhooks)) == 1
+
+
+async def test_lease_keeps_its_length_when_the_clock_is_set_or_another_node_leads(make_webhooks, clock):
+    webhooks, _ = await pulled(make_webhooks, transition(), webhook_retry_after_s=(1.0,))
+    ((delivery_id, _),) = await take(webhooks)
+    clock.set(3_600)
+    async with asyncio.timeout(60):
+        while (await webhooks.deliveries(APP))[0].at != clock() + 60:
+            await asyncio.sleep(0.01)
+    assert await webhooks.pulls.hand_out(APP, None, 1) == ([], 60.0)
+    clock.advance(60)
+    assert await take(webhooks) == [(delivery_id, 2)]
+
+
+async def test_only_client_events_with_the_wanted_names_become_deliveries(make_webhooks):
+    box = Box()
+    webhooks = await make_webhooks(box)
+    await webhooks.endpoints.create(APP, "", ["client_event", "member.added"], client_events=["client-order"])
+    await webhooks.endpoints.create(APP, "", ["client_event"])
+    details = [b'{"event":"client-%b","data":"1","socket_id":"1.2"}' % name for name in (b"order", b"typing")]
+    box.put(
+        *(transition("client_event", detail=detail) for detail in details), transition("member.added", "presence-a")
+    )
+    await waiting(webhooks, 4)
+    handed, _ = await webhooks.pulls.hand_out(APP, None, 10)
+    assert sorted(one.event for one in handed) == ["client_event"] * 3 + ["member.added"]
+    assert sum(b"client-typing" in one.body for one in handed) == 1

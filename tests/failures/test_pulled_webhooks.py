@@ -1,0 +1,134 @@
+"""Webhooks that a back end pulls, while the back end and the control plane are killed.
+
+The back end is tests/pulling.py. A delivery may come again only if the server hasn't confirmed its acknowledgement.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from redpoll.cli import main
+from server import Server
+from wire import Socket
+
+HEADING = "Webhook receivers down"
+PER_SOCKET = 50
+SETTINGS = {
+    "webhook_debounce_s": 0,
+    "webhook_acknowledge_within_s": 2,
+    # Each kill may cost the same delivery an attempt.
+    "webhook_retry_after_s": ",".join(["0.5"] * 20),
+    "subscribes_per_second": 0,
+    "subscribes_per_second_per_address": 0,
+}
+PULLING = Path(__file__).parents[1] / "pulling.py"
+
+
+def command(server: Server, *words: str) -> Any:
+    result = CliRunner().invoke(main, [*words, "--json", "--data-dir", str(server.folder / "data")])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class Puller:
+    """The back end: a process that `kill` replaces."""
+
+    def __init__(self, server: Server, path: Path) -> None:
+        names = (str(server.port), server.app_id, server.app_key, server.app_secret)
+        self._command = [sys.executable, str(PULLING), *names, str(path)]
+        self._process = subprocess.Popen(self._command)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process = subprocess.Popen(self._command)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def pulling(server: Server, path: Path) -> Iterator[Puller]:
+    puller = Puller(server, path)
+    try:
+        yield puller
+    finally:
+        puller.end()
+
+
+def read(path: Path) -> tuple[dict[str, int], int, int]:
+    """By channel how often its delivery came, how many were confirmed, and how many came after that."""
+    came: dict[str, int] = {}
+    done: set[str] = set()
+    after = 0
+    # The last line of a killed process may be a part of one, and the next process goes on in it.
+    for words in (line.split() for line in path.read_text().splitlines()):
+        if len(words) == 3 and words[0] == "got":
+            came[words[2]] = came.get(words[2], 0) + 1
+            after += words[1] in done
+        elif len(words) == 2 and words[0] == "done":
+            done.add(words[1])
+    return came, len(done), after
+
+
+async def occupy(server: Server, count: int) -> list[Socket]:
+    """Occupies the channels `pulled-0` to `pulled-COUNT`, a connection for some of them."""
+    sockets = []
+    for start in range(0, count, PER_SOCKET):
+        socket = await Socket.connect(server)
+        sockets.append(socket)
+        for number in range(start, min(start + PER_SOCKET, count)):
+            socket.send(socket.subscribe_request(f"pulled-{number}"))
+        await socket.settle()
+    return sockets
+
+
+async def test_nothing_is_missed_and_only_the_unacknowledged_comes_again(
+    size: Callable[[int, int], int], wait_until: Callable, figures, tmp_path: Path
+) -> None:
+    count, kills, path = size(300, 10_000), size(4, 20), tmp_path / "pulled"
+    path.touch()
+    with Server(workers=2, **SETTINGS) as server:
+        await asyncio.to_thread(
+            command, server, "webhook", "create", server.app_id, "--pull", "--events", "channel.occupied"
+        )
+        with pulling(server, path) as puller:
+            began = time.monotonic()
+            occupying = asyncio.create_task(occupy(server, count))
+            for number in range(kills):
+                # Evenly over the deliveries.
+                wanted = (number + 1) * count // (kills + 1)
+                await wait_until(lambda wanted=wanted: len(read(path)[0]) >= wanted, timeout_s=120)
+                if number % 2:
+                    puller.kill()
+                else:
+                    pid = server.control_pid
+                    os.kill(pid, signal.SIGKILL)
+                    await wait_until(lambda pid=pid: server.control_pids() not in ([], [pid]))
+            sockets = await occupying
+            await wait_until(lambda: len(read(path)[0]) == count, timeout_s=120, what="all deliveries")
+            # A killed back end may have acknowledged more than it has written down.
+            while (await asyncio.to_thread(command, server, "webhook", "list", server.app_id))[0]["waiting"]:
+                await asyncio.sleep(0.2)
+            took_s = time.monotonic() - began
+        came, done, after = read(path)
+        assert await asyncio.to_thread(command, server, "dead-letter", "list", server.app_id) == []
+        for socket in sockets:
+            await socket.close()
+    assert set(came) == {f"pulled-{number}" for number in range(count)}
+    assert (done > 0, after) == (True, 0)
+    repeated = sum(came.values()) - count
+    figures.note(HEADING, f"pulled deliveries missing, of {count} with {kills} kills", count - len(came), "", "0")
+    figures.note(HEADING, "pulled deliveries that came again, none after its confirmation", repeated, "")
+    figures.note(HEADING, "time for all, with kills", took_s, "s")

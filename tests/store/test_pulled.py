@@ -1,0 +1,94 @@
+"""Deliveries that back ends pull, in both databases."""
+
+import pytest
+import sqlalchemy as sa
+
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import pulled
+from redpoll.store import webhooks as endpoint_rows
+from redpoll.store.schema import apps
+from redpoll.store.store import Store
+from redpoll.store.webhooks import Endpoint
+
+NOW_S = 1_000.0
+
+
+@pytest.fixture
+async def store(store_url):
+    """Two endpoints of one app without a URL; the first has three deliveries, the second one."""
+    opened = await Store.open(store_url)
+    async with opened.change() as connection:
+        await connection.execute(sa.insert(apps).values(id="1", name="a", settings="{}"))
+        for name in ("e1", "e2"):
+            endpoint = Endpoint(
+                id=name, app_id="1", url="", secret="s", events=("all",), channels=(), format="service", created_at=1.0
+            )
+            await endpoint_rows.add(connection, endpoint)
+        rows = [
+            {
+                "id": f"d{n}",
+                "endpoint_id": "e2" if n == 3 else "e1",
+                "event": "channel.occupied",
+                "channel": "c",
+                "user": None,
+                "stamp": n,
+                "time_ms": 1,
+                "trace": None,
+                "body": b"{}",
+                "at": NOW_S,
+                "created_at": NOW_S,
+            }
+            for n in range(4)
+        ]
+        await delivery_rows.add(connection, rows)
+    yield opened
+    await opened.close()
+
+
+async def test_delivery_is_due_again_after_its_lease_until_its_attempts_are_used_up(store):
+    async with store.change() as connection:
+        found = await pulled.due(connection, ["e1"], NOW_S, 2, 2)
+        assert [one.id for one in found] == ["d0", "d1"]
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60, NOW_S + 90], "unacked")
+        assert [one.id for one in await pulled.due(connection, ["e1", "e2"], NOW_S, 2, 9)] == ["d2", "d3"]
+        assert await pulled.next_due(connection, ["e1"], 2) == NOW_S
+        assert await pulled.next_due(connection, ["other"], 2) is None
+        again = await pulled.due(connection, ["e1"], NOW_S + 60, 2, 9)
+        assert [(one.id, one.attempts) for one in again] == [("d2", 0), ("d0", 1)]
+        await pulled.hand_out(connection, again[1:], NOW_S + 60, [NOW_S + 120], "unacked")
+        assert not await pulled.has_run_out(connection, ["e1"], NOW_S + 119, 2)
+        assert await pulled.has_run_out(connection, ["e1"], NOW_S + 120, 2)
+        assert [one.id for one in await pulled.due(connection, ["e1"], NOW_S + 200, 2, 9)] == ["d2", "d1"]
+        assert await pulled.run_out(connection, ["e1", "e2"], NOW_S + 200, 2) == 1
+        (failed,) = await delivery_rows.find_by_ids(connection, ["d0"])
+    assert (failed.state, failed.attempts, failed.dead_letter) == ("failed", 2, "pending")
+
+
+async def test_acknowledged_delivery_is_delivered_with_the_time_that_it_took(store):
+    async with store.change() as connection:
+        found = await pulled.due(connection, ["e1"], NOW_S, 2, 1)
+        assert await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S, "delivered") == []
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
+        assert await pulled.acknowledge(connection, ["e2"], ["d0"], NOW_S, "delivered") == []
+        ended = await pulled.acknowledge(connection, ["e1", "e2"], ["d0", "d1", "x"], NOW_S + 1.5, "delivered")
+        assert [one.endpoint_id for one in ended] == ["e1"]
+        (attempt,) = await delivery_rows.attempts_at(connection, ended[0].number)
+        assert (attempt.outcome, attempt.reason, attempt.duration_ms) == ("delivered", "acknowledged", 1_500)
+        (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])
+    assert (delivery.state, delivery.at) == ("delivered", NOW_S + 1.5)
+    # A second time, it has ended.
+    async with store.change() as connection:
+        assert await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S + 2, "delivered") == []
+
+
+async def test_lease_isnt_cut_to_a_shorter_pause_when_another_node_begins_to_lead(store):
+    async with store.change() as connection:
+        found = await pulled.due(connection, ["e1"], NOW_S, 3, 1)
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
+        for pauses_s in ((10.0, 20.0), ()):
+            await delivery_rows.move_due_times(connection, before_s=NOW_S, now_s=NOW_S, pauses_s=pauses_s, lease_s=60.0)
+        (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])
+        assert delivery.at == NOW_S + 60
+        await delivery_rows.move_due_times(connection, before_s=NOW_S, now_s=NOW_S - 500, pauses_s=(10.0,), lease_s=60)
+        (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])
+    assert delivery.at == NOW_S - 440
