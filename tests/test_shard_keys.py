@@ -25,7 +25,13 @@ def make_old(server: Server) -> None:
         # What was added since.
         database.execute("DROP TABLE revoked_grants")
         database.execute("DROP INDEX ix_users_subject")
-        added = (("users", "subject"), ("users", "apps"), ("sessions", "id_token"), ("apps", "deleted_at"))
+        added = (
+            ("users", "subject"),
+            ("users", "apps"),
+            ("sessions", "id_token"),
+            ("apps", "deleted_at"),
+            ("webhooks", "client_events"),
+        )
         for table, column in added:
             database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         database.commit()

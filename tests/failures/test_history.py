@@ -10,8 +10,8 @@ import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -31,20 +31,13 @@ def command(server: Server, *words: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-@asynccontextmanager
-async def keeping(server: Server) -> AsyncIterator[Server]:
-    """A server whose app stores the messages of `stored-…` and has idempotency on, and all its workers know that."""
+@contextmanager
+def keeping(server: Server) -> Iterator[Server]:
+    """A server whose app stores the messages of `stored-…` and has idempotency on."""
     with server:
         command(server, "app", "set", server.app_id, "idempotency=true")
         rule = ("--prefix", "stored-", "--keep", "10000", "--seconds", "3600")
         command(server, "history", "rule", "add", server.app_id, *rule)
-        unaware = set(server.worker_pids())
-        while unaware:
-            probe = await Socket.connect(server, query="protocol=7&recover=1")
-            success = await probe.subscribe(CHANNEL)
-            if "epoch" in json.loads(success["data"]):
-                unaware.discard(server.worker_of(probe.port))
-            probe.abort()
         yield server
 
 
@@ -141,7 +134,7 @@ async def everything_arrives(publisher: Publisher, reader: Reader, wait_until: C
 async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
     size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
-    async with keeping(Server(workers=2)) as server:
+    with keeping(Server(workers=2)) as server:
         reader, publisher = Reader(server), Publisher(server, size(1_000, 10_000))
         async with running(reader):
             await wait_until(lambda: reader.connects)
@@ -153,7 +146,7 @@ async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
 async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
     own_redis, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
-    async with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
+    with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
         reader, steady = Reader(server), Reader(server)
         publisher = Publisher(server, size(1_000, 10_000))
         async with running(reader), running(steady):
@@ -179,7 +172,7 @@ async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
 async def test_no_message_is_lost_while_a_process_is_killed(
     victim: str, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
-    async with keeping(Server(workers=2)) as server:
+    with keeping(Server(workers=2)) as server:
         readers = [Reader(server) for _ in range(4)]
         publisher = Publisher(server, size(1_000, 10_000))
         async with contextlib.AsyncExitStack() as stack:

@@ -36,6 +36,7 @@ async def make_old(url: str) -> None:
             ("users", "apps"),
             ("sessions", "id_token"),
             ("apps", "deleted_at"),
+            ("webhooks", "client_events"),
         ):
             await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         await connection.execute(sa.update(revision).values(version_num="0008"))

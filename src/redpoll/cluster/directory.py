@@ -129,6 +129,7 @@ class Directory:
         self._announced: DirectoryVersion | None = None
         self._known = False
         self._required: int | None = 0
+        self._changed = asyncio.Event()
 
     def find(self, key: str) -> App | None:
         """The app of a key, disabled apps included. None if the key is unknown or disabled."""
@@ -145,7 +146,16 @@ class Directory:
         self._required = version
         self._update_complete()
 
+    async def reached(self, version: int) -> bool:
+        """Waits until these are the records of this version, or of a later one."""
+        while self.version < version:
+            await self._changed.wait()
+        return True
+
     def _update_complete(self) -> None:
+        # Wakes who waits now; who comes later waits for the next change.
+        self._changed.set()
+        self._changed.clear()
         self.complete = self._known and self._required is not None and self.version >= self._required
 
     def apply(self, change: DirectoryChanged) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "CloseSocket",
     "Count",
     "GrantRevoked",
+    "KnowDirectory",
     "ListConnections",
     "Move",
     "Question",
@@ -42,6 +43,12 @@ class Question(TopicMessage, frozen=True, kw_only=True):
 
 class Count(Question, frozen=True):
     """How many connections the worker has."""
+
+
+class KnowDirectory(Question, frozen=True):
+    """Answered with true once the worker has the app directory of this version, or a later one."""
+
+    version: int
 
 
 class Move(Question, frozen=True):

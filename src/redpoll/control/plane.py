@@ -66,6 +66,7 @@ from redpoll.control.publish.fast_publish import FastPath
 from redpoll.control.publish.publishing import Publishing
 from redpoll.control.records.grants import Grants
 from redpoll.control.records.records import Records
+from redpoll.control.records.spreading import Spreading
 from redpoll.control.records.store_sync import StoreSync
 from redpoll.control.redis_check import RedisCheck
 from redpoll.control.tracing.eventlog import EventTrace
@@ -141,11 +142,13 @@ class ControlPlane:
         survey = Survey(link, keys)
         self.grants = Grants(store, link, keys, survey)
         self.node_survey.answerers.hear(GrantRevoked, self.grants.heard)
-        self.cluster = Cluster(link, keys, History(link, keys), NodeList(self.view, figures.all), self.grants)
+        spreading = Spreading(records, survey)
+        nodes = NodeList(self.view, figures.all)
+        self.cluster = Cluster(link, keys, History(link, keys), nodes, self.grants, spreading)
         api = self._api(settings, survey)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
         managed = Managed(records, webhooks, shard_key)
-        self.routes = self._routes(api, figures, management_routes(managed, settings.app_id))
+        self.routes = self._routes(api, figures, management_routes(managed, settings.app_id, spreading))
         per_minute = settings.trigger_rate_per_minute
         self.rate = RateLimit(per_minute, SharedRate(link, keys)) if per_minute else None
         self.auth_failures = _auth_failures(settings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redpoll.cluster.questions import (
     CloseSocket,
     Count,
+    KnowDirectory,
     ListConnections,
     Move,
     RevokeGrants,
@@ -21,6 +22,7 @@ from redpoll.worker.connection_list import page_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redpoll.cluster.directory import Directory
     from redpoll.cluster.lifecycle import Life
     from redpoll.cluster.survey import Answerers
     from redpoll.worker.hub.hub import Hub
@@ -35,6 +37,7 @@ _MOVED: Final = "another server has more room; connect again"
 def answer_questions(
     answerers: Answerers,
     hub: Hub,
+    directory: Directory,
     revocations: Revocations,
     life: Life,
     drain: Drain,
@@ -57,6 +60,7 @@ def answer_questions(
     answerers.answer(Move, move)
     answerers.answer(TerminateUser, lambda question: hub.users.terminate(question.app, question.user))
     answerers.answer(CloseSocket, lambda question: hub.close_socket(question.app, question.socket))
+    answerers.answer_later(KnowDirectory, lambda question: directory.reached(question.version))
     answerers.answer_later(ListConnections, list_connections)
     answerers.answer_later(RevokeGrants, revocations.revoke)
     answerers.answer_later(Unsubscribe, revocations.unsubscribe)

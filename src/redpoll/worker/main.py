@@ -202,6 +202,7 @@ class Worker:
         answer_questions(
             self.answerers,
             self.hub,
+            self.directory,
             revocations,
             self.life,
             self._drain,

@@ -21,6 +21,8 @@ SCOPES = {
     "terminate_connections": "publish",
     "terminate_connections_of_key": "publish",
     "auth": "auth",
+    "pull_webhooks": "webhooks",
+    "acknowledge_webhooks": "webhooks",
 }
 
 

@@ -351,11 +351,15 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
 
 
 async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
-    """Carries out one command. Raises CommandError."""
+    """Carries out one command. If it changed records, all workers know them when it returns. Raises CommandError."""
     if verb not in COMMANDS:
         raise CommandError(f"the running server doesn't know the command {verb!r}; is it another version?")
+    before = context.records.directory
     try:
-        return await COMMANDS[verb](context, args)
+        result = await COMMANDS[verb](context, args)
+        if context.cluster is not None and context.records.directory != before:
+            await context.cluster.spreading.wait()
+        return result
     except RecordError as error:
         raise CommandError(str(error)) from error
     except ApiError as error:

@@ -16,6 +16,7 @@ from redpoll.config.settings import Settings
 from redpoll.control.nodes.nodes import NodeList
 from redpoll.control.records.grants import Grants
 from redpoll.control.records.records import Records
+from redpoll.control.records.spreading import Spreading
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
 from redpoll.store.store import Store
@@ -35,6 +36,7 @@ class Cluster(NamedTuple):
     history: History
     nodes: NodeList
     grants: Grants
+    spreading: Spreading
 
 
 class Context:

@@ -67,7 +67,7 @@ class TokenPages:
         now_s = time.time()
         tokens = [(token, _state(token, now_s)) for token in reversed(self._records.tokens_of(_id_of(app)))]
         return visit.page(
-            "tokens.html", status=status, app=app, form=form, tokens=tokens, plain=plain, here=_address(app)
+            "tokens.html", status=status, app=app, form=form, tokens=tokens, plain=plain, address=_address(app)
         )
 
     async def _create(self, visit: Visit, app: App | None) -> Response:

@@ -17,6 +17,7 @@ from redpoll.store.audit import Actor
 if TYPE_CHECKING:
     from redpoll.control.http.request import Request
     from redpoll.control.management.bodies import NewWebhook
+    from redpoll.control.records.spreading import Spreading
     from redpoll.control.webhooks.webhooks import Webhooks
     from redpoll.protocol.apps import App
 
@@ -98,12 +99,16 @@ class Managed:
 _Handler = Callable[["Request"], Coroutine[Any, Any, Response]]
 
 
-def refusals(handler: _Handler) -> _Handler:
-    """The handler, with refusals by the rules of records as errors of the API."""
+def refusals(handler: _Handler, spreading: Spreading | None) -> _Handler:
+    """The handler, with refusals by the rules of records as errors of the API. With `spreading`, it answers when all
+    workers know the change."""
 
     async def handled(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = await handler(request)
+            if spreading is not None:
+                await spreading.wait()
+            return response
         except RecordConflict as error:
             raise ApiError("conflict", str(error)) from None
         except RecordError as error:

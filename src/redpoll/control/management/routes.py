@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from redpoll.control.http.router import API_PREFIX, About, Access, Place, Route
@@ -36,6 +37,7 @@ from redpoll.protocol.tokens import MANAGE
 
 if TYPE_CHECKING:
     from redpoll.control.management.managed import Managed
+    from redpoll.control.records.spreading import Spreading
 
 __all__ = ["management_routes"]
 
@@ -43,8 +45,9 @@ _APPS: Final = f"{API_PREFIX}/apps"
 _APP: Final = f"{_APPS}/{{app_id}}"
 
 
-def management_routes(managed: Managed, given_id: str = "") -> list[Route]:
-    """`given_id`: see AppManagement."""
+def management_routes(managed: Managed, given_id: str = "", spreading: Spreading | None = None) -> list[Route]:
+    """`given_id`: see AppManagement. `spreading` None: the routes aren't served."""
+    route = partial(_route, spreading)
     apps = AppManagement(managed, given_id)
     keys, tokens = KeyManagement(managed), TokenManagement(managed)
     rules, webhooks = RuleManagement(managed), WebhookManagement(managed)
@@ -52,28 +55,28 @@ def management_routes(managed: Managed, given_id: str = "") -> list[Route]:
     one_rule, one_webhook = _APP + "/history_rules/{rule_id}", _APP + "/webhooks/{webhook_id}"
     hooks = _APP + "/webhooks"
     return [
-        _route("GET", _APPS, "list_apps", apps.list, "List apps by id.", AppList, query=("apps_limit", "apps_cursor")),
-        _route("POST", _APPS, "create_app", apps.create, "Create an app with all it needs.", CreatedApp, NewApp),
-        _route("GET", _APP, "show_app", apps.show, "Show an app.", ManagedApp),
-        _route("PATCH", _APP, "change_app", apps.change, "Change name and settings.", ManagedApp, AppChange),
-        _route("DELETE", _APP, "delete_app", apps.delete, "Delete an app and all that belongs to it.", None),
-        _route("GET", _APP + "/keys", "list_keys", keys.list, "List the keys of an app.", KeyList),
-        _route("POST", _APP + "/keys", "add_key", keys.add, "Add a key.", ManagedKey, NewKey),
-        _route("GET", one_key, "show_key", keys.show, "Show a key.", ManagedKey),
-        _route("PATCH", one_key, "change_key", keys.change, "Enable or disable a key.", ManagedKey, KeyChange),
-        _route("DELETE", one_key, "delete_key", keys.delete, "Delete a key.", None),
-        _route("GET", _APP + "/history_rules", "list_rules", rules.list, "List the history rules.", RuleList),
-        _route("POST", _APP + "/history_rules", "add_rule", rules.add, "Add a history rule.", ManagedRule, NewRule),
-        _route("GET", one_rule, "show_rule", rules.show, "Show a history rule.", ManagedRule),
-        _route("PATCH", one_rule, "change_rule", rules.change, "Change a history rule.", ManagedRule, RuleChange),
-        _route("DELETE", one_rule, "delete_rule", rules.delete, "Remove a history rule.", None),
-        _route("GET", hooks, "list_webhooks", webhooks.list, "List the webhooks.", WebhookList),
-        _route("POST", hooks, "create_webhook", webhooks.create, "Create a webhook.", ManagedWebhook, NewWebhook),
-        _route("GET", one_webhook, "show_webhook", webhooks.show, "Show a webhook.", ManagedWebhook),
-        _route(
+        route("GET", _APPS, "list_apps", apps.list, "List apps by id.", AppList, query=("apps_limit", "apps_cursor")),
+        route("POST", _APPS, "create_app", apps.create, "Create an app with all it needs.", CreatedApp, NewApp),
+        route("GET", _APP, "show_app", apps.show, "Show an app.", ManagedApp),
+        route("PATCH", _APP, "change_app", apps.change, "Change name and settings.", ManagedApp, AppChange),
+        route("DELETE", _APP, "delete_app", apps.delete, "Delete an app and all that belongs to it.", None),
+        route("GET", _APP + "/keys", "list_keys", keys.list, "List the keys of an app.", KeyList),
+        route("POST", _APP + "/keys", "add_key", keys.add, "Add a key.", ManagedKey, NewKey),
+        route("GET", one_key, "show_key", keys.show, "Show a key.", ManagedKey),
+        route("PATCH", one_key, "change_key", keys.change, "Enable or disable a key.", ManagedKey, KeyChange),
+        route("DELETE", one_key, "delete_key", keys.delete, "Delete a key.", None),
+        route("GET", _APP + "/history_rules", "list_rules", rules.list, "List the history rules.", RuleList),
+        route("POST", _APP + "/history_rules", "add_rule", rules.add, "Add a history rule.", ManagedRule, NewRule),
+        route("GET", one_rule, "show_rule", rules.show, "Show a history rule.", ManagedRule),
+        route("PATCH", one_rule, "change_rule", rules.change, "Change a history rule.", ManagedRule, RuleChange),
+        route("DELETE", one_rule, "delete_rule", rules.delete, "Remove a history rule.", None),
+        route("GET", hooks, "list_webhooks", webhooks.list, "List the webhooks.", WebhookList),
+        route("POST", hooks, "create_webhook", webhooks.create, "Create a webhook.", ManagedWebhook, NewWebhook),
+        route("GET", one_webhook, "show_webhook", webhooks.show, "Show a webhook.", ManagedWebhook),
+        route(
             "PATCH", one_webhook, "change_webhook", webhooks.change, "Change a webhook.", ManagedWebhook, WebhookChange
         ),
-        _route(
+        route(
             "POST",
             one_webhook + "/rotate",
             "rotate_webhook",
@@ -83,15 +86,16 @@ def management_routes(managed: Managed, given_id: str = "") -> list[Route]:
             conditional=True,
             success=200,
         ),
-        _route("DELETE", one_webhook, "delete_webhook", webhooks.delete, "Delete a webhook.", None),
-        _route("GET", _APP + "/tokens", "list_tokens", tokens.list, "List the tokens of an app.", TokenList),
-        _route("POST", _APP + "/tokens", "create_token", tokens.create, "Create a token.", CreatedToken, NewToken),
-        _route("GET", one_token, "show_token", tokens.show, "Show a token.", ManagedToken),
-        _route("DELETE", one_token, "revoke_token", tokens.revoke, "Revoke a token.", None),
+        route("DELETE", one_webhook, "delete_webhook", webhooks.delete, "Delete a webhook.", None),
+        route("GET", _APP + "/tokens", "list_tokens", tokens.list, "List the tokens of an app.", TokenList),
+        route("POST", _APP + "/tokens", "create_token", tokens.create, "Create a token.", CreatedToken, NewToken),
+        route("GET", one_token, "show_token", tokens.show, "Show a token.", ManagedToken),
+        route("DELETE", one_token, "revoke_token", tokens.revoke, "Revoke a token.", None),
     ]
 
 
 def _route(
+    spreading: Spreading | None,
     method: str,
     pattern: str,
     name: str,
@@ -124,5 +128,12 @@ def _route(
         patch=method == "PATCH",
     )
     return Route(
-        method, pattern, f"manage_{name}", refusals(handler), Access.MANAGE, Place.MANAGEMENT, scope=MANAGE, about=about
+        method,
+        pattern,
+        f"manage_{name}",
+        refusals(handler, None if method == "GET" else spreading),
+        Access.MANAGE,
+        Place.MANAGEMENT,
+        scope=MANAGE,
+        about=about,
     )
