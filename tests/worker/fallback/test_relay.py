@@ -20,7 +20,9 @@ async def relayed(bench, kind="xhr_streaming"):
         # The client opens its stream again: in the other worker.
         session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
         await client.socket.recv()
-    await bench.settled(other, lambda: other.fallback.relay.waiting)
+    # The owner has answered it.
+    relay = other.fallback.relay
+    await bench.settled(other, lambda: relay._waiting and all(waiting.begun for waiting in relay._waiting.values()))
     return client, owner, other
 
 
