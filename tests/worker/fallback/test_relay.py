@@ -12,18 +12,22 @@ KEY = "278d425bdf160c739803"
 
 async def relayed(bench, kind="xhr_streaming"):
     """A client, the worker with its session, and another one that has its stream or poll."""
-    one, two = await bench.start(), await bench.start()
-    client = await bench.fallback(one, two, kind=kind)
-    owner, other = (one, two) if one.fallback.sessions.by_name else (two, one)
-    if kind == "xhr_streaming":
-        (session,) = owner.fallback.sessions.by_name.values()
-        # The client opens its stream again: in the other worker.
-        session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
-        await client.socket.recv()
+    owner, other = await bench.start(), await bench.start()
+    client = await bench.fallback(owner, kind=kind)
+    client.socket.targets = [("127.0.0.1", other.port)]
+    (session,) = owner.fallback.sessions.by_name.values()
+    # The client opens its stream again, or polls again: in the other worker.
+    session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
+    await client.socket.recv()
     # The owner has answered it.
     relay = other.fallback.relay
     await bench.settled(other, lambda: relay._waiting and all(waiting.begun for waiting in relay._waiting.values()))
     return client, owner, other
+
+
+def topics_of(worker):
+    """Where the messages of other workers come."""
+    return [topic for topic in worker.fallback._mailbox.topics if b":box:" in topic]
 
 
 async def test_client_that_leaves_ends_its_session_in_the_other_worker(bench):
@@ -51,7 +55,6 @@ async def test_break_of_the_link_ends_what_was_relayed(bench, kind):
 async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
     client, _, other = await relayed(bench, "xhr")
     relay = other.fallback.relay
-    await bench.settled(other, lambda: all(waiting.begun for waiting in relay._waiting.values()))
     # The link breaks, and is back before the client polls again.
     relay._link_lost()
     with pytest.raises(FallbackClosed, match="interrupted") as closed:
@@ -62,12 +65,9 @@ async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
 async def test_worker_that_stops_closes_sessions_whose_streams_are_in_others(bench):
     client, owner, other = await relayed(bench)
     socket = client.socket
-    # The port of the worker that stops is closed at once: the client has nothing under way there.
-    socket.targets = [("127.0.0.1", other.port)]
-    # The prelude of the first stream comes before the session is open, and isn't answered.
+    # The port of the worker that stops is closed at once: the client has nothing under way there. The prelude of the
+    # first stream comes before the session is open, and isn't answered.
     await bench.settled(other, lambda: len(socket.answers) == socket.heartbeats - 1)
-    # And its stream has reached the session.
-    await bench.settled(other, lambda: all(waiting.begun for waiting in other.fallback.relay._waiting.values()))
     owner.drain()
     with pytest.raises(FallbackClosed) as closed:
         await client.until("never")
@@ -77,13 +77,39 @@ async def test_worker_that_stops_closes_sessions_whose_streams_are_in_others(ben
 async def test_owner_that_vanishes_is_noticed(bench, client_of_redis):
     client, owner, other = await relayed(bench)
     # Its topic has no reader any more, as if the process were gone.
-    topics = [topic for topic in owner.fallback._mailbox.topics if b":box:" in topic]
-    owner.link.unsubscribe(topics)
+    owner.link.unsubscribe(topics_of(owner))
     async with asyncio.timeout(60):
         while client.socket.closed is None:
             await asyncio.sleep(0.01)
     await bench.settled(other, lambda: not other.fallback.relay.waiting)
     assert (await ask("127.0.0.1", other.port, "POST", client.socket.path("xhr_send"), b'["x"]')).status == 404
+
+
+@pytest.mark.parametrize("lost", ["send", "xhr_streaming", "xhr"])
+async def test_request_that_meets_an_owner_whose_link_is_down_ends_the_session_later(bench, lost):
+    """The client's request is answered at once. The session's worker hears of it when its link is up again."""
+    owner, other = await bench.start(), await bench.start()
+    # It must not end because its client fetches nothing.
+    owner.fallback.sessions.wait_s = 3600.0
+    client = await bench.fallback(owner, kind="xhr" if lost == "xhr" else "xhr_streaming")
+    topics = topics_of(owner)
+    owner.link.unsubscribe(topics)
+    while any((await owner.link.ask(b"PUBSUB", b"NUMSUB", *topics))[1::2]):
+        await asyncio.sleep(0.005)
+    if lost == "send":
+        assert await client.socket.send_raw(b'["{}"]', on=("127.0.0.1", other.port)) == 404
+    else:
+        (session,) = owner.fallback.sessions.by_name.values()
+        client.socket.targets = [("127.0.0.1", other.port)]
+        session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
+        await client.socket.recv()
+        with pytest.raises(FallbackClosed) as closed:
+            await client.socket.recv()
+        assert closed.value.code == 1006
+    assert len(owner.hub.open_connections) == 1
+    owner.link.subscribe(topics)
+    # It has left its channels. Its last lines may wait for a poll.
+    await bench.settled(owner, lambda: not len(owner.hub.open_connections))
 
 
 async def test_sends_reach_the_session_in_order_over_two_workers(bench):

@@ -102,13 +102,21 @@ _decode: Final = msgspec.msgpack.Decoder(Attach | Bring | Left | Missed | Writte
 
 
 class _Waiting:
-    """A request of this worker whose session is in `owner`. `answer(status)` answers it if the session doesn't."""
+    """A request of this worker whose session is in `owner`. `answer(status)` answers it if the session doesn't;
+    `missed(looks)` notes it as in Relay.missed."""
 
-    __slots__ = ("answer", "begun", "due", "owner", "request")
+    __slots__ = ("answer", "begun", "due", "missed", "owner", "request")
 
-    def __init__(self, owner: str, answer: Callable[[int], None], request: LineRequest | None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        answer: Callable[[int], None],
+        missed: Callable[[int], None],
+        request: LineRequest | None = None,
+    ) -> None:
         self.owner = owner
         self.answer = answer
+        self.missed = missed
         # A stream or poll; None for an xhr_send.
         self.request = request
         self.begun = False
@@ -201,7 +209,7 @@ class Relay:
         self, owner: str, name: SessionName, request: LineRequest, n: int | None, answer: Callable[[int], None]
     ) -> None:
         """Let the worker `owner` write to a stream or poll. `answer` is called with 404 or 503 if it doesn't."""
-        number = self._add(_Waiting(owner, self._noting(name, answer), request))
+        number = self._add(_Waiting(owner, answer, lambda looks: self.missed(name, looks=looks), request))
         request.on_left = lambda: self._left(number)
         self._send(number, owner, Attach(number, self.own, name.key, name.session, request.polls, n))
 
@@ -215,26 +223,23 @@ class Relay:
         network: tuple[str, int] = _NO_LIMIT,
     ) -> None:
         """Pass an xhr_send on. `answer` is called with the status, later. `network` as in `missed`."""
-        number = self._add(_Waiting(owner, self._noting(name, answer, body, network), None))
+        number = self._add(_Waiting(owner, answer, lambda looks: self.missed(name, body, network, looks)))
         self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
 
-    def _noting(
-        self, name: SessionName, answer: Callable[[int], None], body: bytes = b"", network: tuple[str, int] = _NO_LIMIT
-    ) -> Callable[[int], None]:
-        def answered(status: int) -> None:
-            if status == 503:
-                self.missed(name, body, network)
-            answer(status)
-
-        return answered
-
-    def missed(self, name: SessionName, body: bytes = b"", network: tuple[str, int] = _NO_LIMIT) -> None:
-        """A request of this session is answered 503. For a stream or poll, its page connects anew. At the status of an
-        xhr_send pusher-js doesn't look. In both cases the session ends, once the link is up; only a lost heartbeat is
-        no loss. `network` as of Strangers.counted_as."""
+    def missed(
+        self,
+        name: SessionName,
+        body: bytes = b"",
+        network: tuple[str, int] = _NO_LIMIT,
+        looks: int = _LOOKS_WHEN_UP,
+    ) -> None:
+        """A request of this session didn't reach it. For a stream or poll, its page connects anew. At the status of an
+        xhr_send pusher-js doesn't look. In both cases the session ends, once its worker is found; only a lost heartbeat
+        is no loss. `network` as of Strangers.counted_as; `looks`: how often its worker is looked for, more often while
+        our link is down."""
         if body.strip() == b"[]":
             return
-        looks = _LOOKS_WHEN_UP if self.mailbox.up else _MAX_LOOKS
+        looks = looks if self.mailbox.up else _MAX_LOOKS
         noted = self._missed.get(name)
         if noted is not None:
             self._missed[name] = max(looks, noted[0]), noted[1]
@@ -289,6 +294,10 @@ class Relay:
     def _send(self, number: int, owner: str, message: _Message) -> None:
         def sent(arrived: bool) -> None:
             if not arrived:
+                # Its worker is gone, or its link is down and it comes back.
+                waiting = self._waiting.get(number)
+                if waiting is not None:
+                    waiting.missed(_MAX_LOOKS)
                 self._give_up(number, 404 if self.mailbox.up else 503)
 
         self.mailbox.send(owner, _encode(message), sent)
@@ -308,6 +317,8 @@ class Relay:
         waiting = self._pop(number)
         if waiting is None:
             return
+        if status == 503:
+            waiting.missed(_LOOKS_WHEN_UP)
         if waiting.request is not None:
             self.tell_later(waiting.owner, Left(number, self.own))
         if waiting.begun and waiting.request is not None and not waiting.request.polls:
