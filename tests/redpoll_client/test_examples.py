@@ -2,7 +2,8 @@
 
 The page joins the user's own order, is refused another one, sees itself in a presence channel, signs in, and hears what
 the example publishes. `EXAMPLES=all` runs each at the fake; `EXAMPLES=http://KEY:SECRET@HOST:PORT/apps/ID` runs each at
-another server, such as soketi. `EXAMPLES_PYTHON` is another Python that runs them.
+another server, such as soketi. `EXAMPLES_PYTHON` is another Python that runs them, with the packages that
+redpoll-client and the frameworks need.
 """
 
 import os
@@ -21,6 +22,7 @@ from redpoll.testing import FakeServer
 from .conftest import url_of
 
 PUSHER_JS = Path(__file__).parents[1] / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
+SOURCES = Path(__file__).parents[2] / "src"
 FLAGS = ["--no-sandbox", "--disable-gpu"]
 # What serves an example, and says where.
 PYTHON = os.environ.get("EXAMPLES_PYTHON", sys.executable)
@@ -68,7 +70,9 @@ def pusher_url(request, place):
 def site(name, pusher_url, tmp_path):
     """The URL of a running example."""
     environment = {**os.environ, "REDPOLL_URL": pusher_url}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    # The examples are in no wheel. Another Python has the rest of its own.
+    paths = [path for path in sys.path if path] if sys.executable == PYTHON else [str(SOURCES)]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     process = subprocess.Popen(
         EXAMPLES[name],
         env=environment,
@@ -78,6 +82,8 @@ def site(name, pusher_url, tmp_path):
         text=True,
     )
     lines = []
+    # Reads on, so that the example never waits for room in the pipe.
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr))
     try:
         for line in process.stderr:
             lines.append(line)
@@ -85,14 +91,13 @@ def site(name, pusher_url, tmp_path):
                 break
         else:
             pytest.fail("the example ended: " + "".join(lines))
-        # Read on, so that the example never waits for room in the pipe.
-        reader = threading.Thread(target=lambda: lines.extend(process.stderr))
         reader.start()
         yield match[0]
     finally:
         process.terminate()
         process.wait(60)
-        reader.join()
+        if reader.is_alive():
+            reader.join()
         process.stderr.close()
         print("".join(lines))
 
