@@ -21,15 +21,15 @@ from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
-from server import Server
+from server import Server, cpu_s
 
 BACK_WITHIN_S = 60.0
 COMMANDS = {"redpoll version": ["version"], "redpoll publish --help": ["publish", "--help"]}
 
 
 def processor_ms(pid: int) -> float:
-    """The processor time of a running process, from the scheduler's own count in ns."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
+    """The processor time of a running process, with all its threads, ended ones too."""
+    return cpu_s(pid) * 1e3
 
 
 def pss_kb(pid: int) -> float:
@@ -85,7 +85,7 @@ def run(starts: int, workers: int) -> tuple[dict[str, float], dict[str, float]]:
             times[name].append(command_ms(["-m", "redpoll", *arguments]))
         server = Server(workers=workers)
         with server:
-            first, again = of_start(server, processor_ms), {}
+            first = of_start(server, processor_ms)
             for name, used in of_start(server, pss_kb).items():
                 memory[name].append(used)
             times["worker back"].append(killed_worker_ms(server))

@@ -147,15 +147,19 @@ class Directory:
         self._update_complete()
 
     async def reached(self, version: int) -> bool:
-        """Waits until these are the records of this version, or of a later one."""
-        while self.version < version:
+        """Waits until these are the records of this version, or of a later one, and returns True. What is being read
+        counts when it has been read: the present version may be one that the record store has lost."""
+        while self._reading is not None or self.version < version:
             await self._changed.wait()
         return True
 
-    def _update_complete(self) -> None:
-        # Wakes who waits now; who comes later waits for the next change.
+    def _wake(self) -> None:
+        # Those that wait now; later ones wait for the next change.
         self._changed.set()
         self._changed.clear()
+
+    def _update_complete(self) -> None:
+        self._wake()
         self.complete = self._known and self._required is not None and self.version >= self._required
 
     def apply(self, change: DirectoryChanged) -> None:
@@ -198,6 +202,7 @@ class Directory:
                 await asyncio.sleep(self._again_s)
         finally:
             self._reading = None
+            self._wake()
 
     def _adopt(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
         self.version, self.id = version

@@ -19,7 +19,7 @@ from bus_publishing import publish_all
 from lengths import seeds
 
 CHANNEL = "chat-a"
-SEEDS = seeds(4)
+SEEDS = seeds(6)
 # A replay of so many events has everything.
 REPLAY = 1_000
 

@@ -100,7 +100,7 @@ class Grants:
 
     async def revoke(self, app_id: str, subject: str, by: Actor | None = None) -> tuple[int, int]:
         """Revokes grants, and ends what they opened. Returns the Unix seconds of the revocation, and how many
-        subscriptions it ended.
+        subscriptions and readers over HTTP it ended.
 
         Raises Unavailable if Redis or a worker didn't confirm it; the revocation counts as soon as they can be reached.
         Raises ApiError if the app has too many.
@@ -108,24 +108,24 @@ class Grants:
         at_s = await self._record(app_id, subject, by)
         answers: dict[str, int] = await self._ask(RevokeGrants(app_id, subject, at_s))
         ended = sum(answers.values())
-        log.info("grants revoked", app=app_id, subject=subject, subscriptions=ended)
+        log.info("grants revoked", app=app_id, subject=subject, ended=ended)
         return at_s, ended
 
     async def unsubscribe(self, app_id: str, channel: str, user: str, socket: str, *, granted: bool) -> int:
         """Removes a user, or the connection with this socket id, from a channel. `granted`: the app accepts grants.
-        Returns how many subscriptions ended. Raises as `revoke`."""
+        Returns how many subscriptions and readers over HTTP ended. Raises as `revoke`."""
         at_s = int(self._clock())
         if user and granted:
             at_s = await self._record(app_id, of_channel(channel, user), None)
         answers: dict[str, tuple[int, list[str]]] = await self._ask(
             Unsubscribe(app_id, channel, user, socket, at_s, granted)
         )
+        ended = sum(ended for ended, _ in answers.values())
         if socket:
             # The connection's next socket id must not open the channel by the same grant.
             digests = {digest for _, found in answers.values() for digest in found}
             for subject in [of_grant(channel, digest) for digest in digests]:
-                await self.revoke(app_id, subject)
-        ended = sum(ended for ended, _ in answers.values())
+                ended += (await self.revoke(app_id, subject))[1]
         log.info("unsubscribed by the app", app=app_id, channel=channel, user=user or None, socket=socket or None)
         return ended
 

@@ -1,4 +1,4 @@
-"""Who changes a record may rely on it at once: the answer comes when all workers use the changed record.
+"""Commands and the management API answer a change when all workers use the changed record.
 
 Otherwise a client that connects right after `app create` could meet a worker that doesn't know the app yet, and a join
 right after `webhook create` could stay without a webhook.
@@ -15,6 +15,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.questions import KnowDirectory
 
 if TYPE_CHECKING:
+    from redpoll.cluster.directory import DirectoryVersion
     from redpoll.cluster.survey import Survey
     from redpoll.control.records.loaded_records import LoadedRecords
 
@@ -30,19 +31,18 @@ class Spreading:
         self._records = records
         self._survey = survey
         self._asking = asyncio.Lock()
-        self._asked = 0
+        self._asked: DirectoryVersion | None = None
 
     async def wait(self) -> None:
         """Returns when all living workers use the present records. If some don't answer within 2 s, or Redis is away,
         the log says so: the change is made, and they will get it."""
-        version = self._records.directory.number
         # One question at a time answers all that wait for it.
         async with self._asking:
-            if self._asked >= version:
+            version = self._records.directory
+            if self._asked == version:
                 return
-            version = self._records.directory.number
             try:
-                await self._survey.ask(KnowDirectory(version))
+                await self._survey.ask(KnowDirectory(version.number))
             except Unavailable as error:
                 log.warning("not all workers have confirmed the changed records", reason=str(error))
             self._asked = version
