@@ -148,18 +148,38 @@ async def test_change_outwaits_that_of_a_process_that_stopped_later(postgres_url
     await other.close()
 
 
-async def test_change_outwaits_that_of_a_process_that_stopped_within_a_statement(postgres_url, store):
+async def test_change_ends_that_of_a_process_that_stopped_within_a_statement(postgres_url, store):
     other = await Store.open(postgres_url)
 
     async def stopped() -> None:
         async with store.change() as connection:
             # PostgreSQL has the statement, and waits for its values.
-            await (await connection.get_raw_connection()).driver_connection.prepare("SELECT 42")
+            driver = (await connection.get_raw_connection()).driver_connection
+            statement = await driver.prepare("SELECT version FROM apps WHERE id = $1")
             await change(other, sa.select(meta))
+            assert statement.get_query()
             await raise_version(connection)
 
-    with pytest.raises(StoreUnavailable, match="statement timeout"):
+    with pytest.raises(StoreUnavailable, match=r"^(?!.*lock timeout)"):
         await stopped()
+    await change(store, sa.select(meta))
+    await other.close()
+
+
+async def test_slow_change_is_not_ended(postgres_url, store, monkeypatch):
+    monkeypatch.setattr(
+        "redpoll.store.postgres._SESSION", "SET application_name = 'redpoll'; SET lock_timeout = '10ms'"
+    )
+    other = await Store.open(postgres_url)
+    async with store.change() as connection:
+        # Longer than the time after which a session that waits for its client is ended.
+        slow = asyncio.create_task(connection.execute(sa.text("SELECT pg_sleep(3.5)")))
+        while not slow.done():
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                await change(other, sa.select(meta))
+        await slow
+        await raise_version(connection)
+    await change(other, sa.select(meta))
     await other.close()
 
 

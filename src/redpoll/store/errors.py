@@ -14,12 +14,14 @@ class StoreUnavailable(sa.exc.SQLAlchemyError):
     """The database can't be used at present: it is away, restarting, full or locked. The text is a sentence for people.
 
     A change that ends with it may have been committed, if the connection was lost during the commit. `misconfigured`:
-    the database refused the connection (wrong password, no such database), so waiting doesn't help.
+    the database refused the connection (wrong password, no such database), so waiting doesn't help. `locked`: another
+    change didn't end in time.
     """
 
-    def __init__(self, text: str, *, misconfigured: bool = False) -> None:
+    def __init__(self, text: str, *, misconfigured: bool = False, locked: bool = False) -> None:
         super().__init__(text)
         self.misconfigured = misconfigured
+        self.locked = locked
 
 
 def reason_of(error: Exception) -> str:

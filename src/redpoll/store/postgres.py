@@ -6,12 +6,14 @@ asyncpg reads the URL itself, so everything that libpq's URLs allow works: sever
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -19,17 +21,29 @@ from redpoll.store.errors import StoreError, StoreUnavailable
 
 __all__ = ["Postgres", "described"]
 
+log = structlog.get_logger(__name__)
+
 # Connections per control plane. Webhooks use two or three at the same time, the dashboard the others.
 _CONNECTIONS: Final = 5
 # How long a request waits: for one of those connections, for a new one, for a statement.
 _POOL_TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 5.0
 _STATEMENT_TIMEOUT_S: Final = 15.0
-# lock_timeout: how long a change waits for the change of another control plane. The other one bounds how long a stopped
-# process blocks the others: PostgreSQL then rolls its change back. It is shorter, so that those who wait succeed.
+# lock_timeout: how long a change waits for the change of another control plane, twice. The other one bounds how long a
+# stopped process blocks the others: PostgreSQL then rolls its change back. It is shorter, so those who wait succeed.
 _SESSION: Final = (
-    "SET application_name = 'redpoll'; SET lock_timeout = '8s'; SET idle_in_transaction_session_timeout = '3s'"
+    "SET application_name = 'redpoll'; SET lock_timeout = '4s'; SET idle_in_transaction_session_timeout = '3s'"
 )
+# A process that stops after it sent a statement, and before the statement's values, isn't idle to PostgreSQL, and no
+# other limit of PostgreSQL 16 counts either. This finds the sessions that hold the row of the version like that. A
+# session that is merely slow is found at some looks, not at all.
+_STOPPED: Final = sa.text(
+    "SELECT pid FROM pg_stat_activity a WHERE datname = current_database() AND application_name = 'redpoll'"
+    " AND state = 'active' AND wait_event = 'ClientRead' AND query_start < now() - interval '3 s' AND EXISTS"
+    " (SELECT FROM pg_locks WHERE pid = a.pid AND relation = 'meta'::regclass AND mode = 'RowShareLock')"
+)
+_LOOKS: Final = 10
+_LOOK_EVERY_S: Final = 0.05
 # Errors that say nothing about the statement. By class: connection, resources, operator. Single ones: a server that has
 # become a standby, a lock that wasn't free in time, a transaction that was idle for too long.
 _AWAY_CLASSES: Final = ("08", "53", "57")
@@ -98,11 +112,35 @@ class Postgres:
                 yield connection
 
     @asynccontextmanager
-    async def change(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction."""
+    async def change(self, lock: sa.Executable) -> AsyncIterator[AsyncConnection]:
+        """A transaction that begins with `lock`, which waits for those of other processes. If one of these has stopped,
+        its change is rolled back."""
         with self._none_free_explained():
-            async with self.engine.begin() as connection:
+            async with self.engine.connect() as connection:
+                try:
+                    await connection.execute(lock)
+                except StoreUnavailable as error:
+                    if not error.locked:
+                        raise
+                    await self._end_stopped(connection)
+                    await connection.execute(lock)
                 yield connection
+                await connection.commit()
+
+    async def _end_stopped(self, connection: AsyncConnection) -> None:
+        stopped: set[int] | None = None
+        for _ in range(_LOOKS):
+            # Within a transaction, each look would show the same.
+            await connection.rollback()
+            found = set((await connection.execute(_STOPPED)).scalars())
+            stopped = found if stopped is None else stopped & found
+            if not stopped:
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
+        for pid in stopped or ():
+            await connection.execute(sa.select(sa.func.pg_terminate_backend(pid)))
+            log.warning("change of a stopped process rolled back", backend=pid)
+        await connection.rollback()
 
     @contextmanager
     def _none_free_explained(self) -> Iterator[None]:
@@ -168,7 +206,7 @@ class Postgres:
             context.is_disconnect = context.is_disconnect or state != _LOCKED
         elif not context.is_disconnect:
             return None
-        return StoreUnavailable(f"{self.name} is not available: {cause or error}")
+        return StoreUnavailable(f"{self.name} is not available: {cause or error}", locked=state == _LOCKED)
 
 
 def _without(text: str, argument: Any) -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -43,8 +43,6 @@ __all__ = [
 log = structlog.get_logger(__name__)
 
 _SQLITE: Final = "sqlite:"
-# Shorter than the time for which others wait (postgres.py).
-_STATEMENT_OF_CHANGE: Final = "5s"
 _VERSION: Final = "version"
 _VERSION_ID: Final = "version_id"
 _DIRECTORY_VERSION: Final = "directory_version"
@@ -166,19 +164,18 @@ class Store:
         this process our own lock makes that a queue, because SQLite's busy handler sleeps. Don't nest changes: the
         inner one would wait forever.
         """
-        async with self._changing, self._database.change() as connection:
-            if self.shared:
-                # asyncpg sends a new statement and its values one after the other. PostgreSQL doesn't count a process
-                # that stops between them as idle, so this bounds how long it blocks the others.
-                bounded = sa.func.set_config("statement_timeout", _STATEMENT_OF_CHANGE, True)
-                version = sa.select(meta.c.value, bounded).where(meta.c.name == _VERSION)
-                await connection.execute(version.with_for_update())
+        async with self._changing, self._transaction() as connection:
             # The dictionary stays with the connection when that returns to the pool.
             connection.info.pop(_VERSION, None)
             yield connection
             raised = connection.info.pop(_VERSION, None)
         if raised is not None and self.on_version is not None:
             self.on_version(raised)
+
+    def _transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        if isinstance(self._database, Sqlite):
+            return self._database.change()
+        return self._database.change(sa.select(meta.c.value).where(meta.c.name == _VERSION).with_for_update())
 
     async def note(self, by: Actor | None, action: str, app_id: str = "", target: str = "", detail: str = "") -> None:
         """Adds an entry to the audit log about something that changes no record."""
