@@ -77,7 +77,7 @@ async def test_a_new_store_is_what_all_migrations_leave(database):
     await migrated(database)
     async with database.reading() as connection:
         expected = await connection.run_sync(contents)
-    async with database.change() as connection:
+    async with database.engine.begin() as connection:
         await connection.run_sync(metadata.drop_all)
         await connection.run_sync(revision.drop)
     async with database.migrating() as connection:
