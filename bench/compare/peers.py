@@ -1,13 +1,13 @@
 """redpoll beside other servers: deliveries, latency, connects, memory and publishes, each with the same client.
 
-    python -m bench.compare.peers --server redpoll --server soketi=http://KEY:SECRET@127.0.0.1:6101/apps/ID
-    python -m bench.compare.peers --server redpoll --server centrifugo=centrifugo://API_KEY@127.0.0.1:8000
+    python -m bench.compare.peers --server redpoll --server Sockudo --server Centrifugo --server soketi
+    python -m bench.compare.peers --server redpoll --server other=http://KEY:SECRET@127.0.0.1:6101/apps/ID
 
-A `redpoll` without an address is started here, with one worker and all of its processes on the first core. Start the
-others in the same way (`taskset -c 0 …`), without limits on rates, and on this machine, so that their memory can be
-seen. The clients (client.c, hammer.c) run on the last core. The servers are measured in turns, and each figure is the
-median over `--rounds` (of memory, the greatest): ratios hold on a machine that has other things to do, the figures
-themselves don't.
+A server without an address is started here, with all of its processes on the first core; redpoll with one worker, the
+others as bench/peers configures them (peer_servers.py gets them). Start one with an address in the same way (`taskset
+-c 0 …`), without limits on rates, and on this machine, so that its memory can be seen. The clients (client.c, hammer.c)
+run on the last core. The servers are measured in turns, and each figure is the median over `--rounds` (of memory, the
+greatest): ratios hold on a machine that has other things to do, the figures themselves don't.
 
 Centrifugo is measured by its own protocol: JSON frames, and requests with an API key instead of a signature. `history`
 is measured for the redpoll that is started here, and for Centrifugo, whose namespace `kept` must keep 100 messages of a
@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.arguments import parser_of
+from bench.compare import peer_servers
+from bench.compare.peer_servers import PEERS
 from bench.driver import Address, Client, compiled, publish_request
 from bench.load.end_to_end import CHANNEL, MODES
 from bench.load.publish import Measured, Target, run, write_requests
@@ -54,6 +56,19 @@ class Peer(NamedTuple):
     kept: str
 
 
+def other(url: str) -> Peer:
+    address = Address.parse(url)
+    return Peer(address, KEPT.get(address.dialect, ""))
+
+
+@contextlib.contextmanager
+def redpoll() -> Iterator[Peer]:
+    with Server(workers=1) as server:
+        rule = {"app": server.app_id, "name": KEPT["redpoll"], "prefix": False, "keep": 100, "seconds": 60}
+        ask(socket_path(server.folder / "data"), "history rule add", rule)
+        yield Peer(Address.of(server), KEPT["redpoll"])
+
+
 @contextlib.contextmanager
 def started(names: list[str], core: int) -> Iterator[dict[str, Peer]]:
     """The servers by name; those without an address are started on `core`."""
@@ -63,15 +78,18 @@ def started(names: list[str], core: int) -> Iterator[dict[str, Peer]]:
         for name in names:
             label, _, url = name.partition("=")
             if url:
-                address = Address.parse(url)
-                peers[label] = Peer(address, KEPT.get(address.dialect, ""))
+                peers[label] = other(url)
                 continue
             os.sched_setaffinity(0, {core})
-            server = stack.enter_context(Server(workers=1))
-            os.sched_setaffinity(0, everywhere)
-            rule = {"app": server.app_id, "name": KEPT["redpoll"], "prefix": False, "keep": 100, "seconds": 60}
-            ask(socket_path(server.folder / "data"), "history rule add", rule)
-            peers[label] = Peer(Address.of(server), KEPT["redpoll"])
+            try:
+                if label == "redpoll":
+                    peers[label] = stack.enter_context(redpoll())
+                elif label in PEERS:
+                    peers[f"{label} {PEERS[label].version}"] = other(stack.enter_context(peer_servers.started(label)))
+                else:
+                    raise SystemExit(f"no server {label}: redpoll, {', '.join(PEERS)}, or NAME=URL")
+            finally:
+                os.sched_setaffinity(0, everywhere)
         yield peers
 
 
@@ -119,7 +137,8 @@ class Peers:
 
     def delivery(self, address: Address, channel: str, mode: str) -> float:
         publishers, events = MODES[mode]
-        self.client.connect(address, channel, SUBSCRIBERS)
+        if not self.client.connect(address, channel, SUBSCRIBERS)["subscribers"]:
+            raise SystemExit(f"{address.host}:{address.port} lets nobody subscribe to {channel}")
         # The first runs aren't measured, because they are slower than later ones. They say how long a run lasts.
         for requests in (2, 5):
             row = self.client.publish(address, channel, publishers=publishers, requests=requests, events=events)
