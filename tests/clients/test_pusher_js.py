@@ -236,3 +236,23 @@ async def test_channel_queries_know_what_pusher_js_holds(
 async def test_node_driver_reports_what_a_library_throws(node: Node) -> None:
     with pytest.raises(NodeError, match="nothing is called nobody"):
         await node.call("state", client="nobody")
+
+
+@pytest.mark.parametrize("transport", ["ws", "xhr_streaming", "xhr_polling"])
+async def test_message_that_is_too_large_has_the_client_connect_again(
+    server: Server, node: Node, auth_url: str, transport: str
+) -> None:
+    """pusher-js doesn't look at the answer to an xhr_send. Its session is closed as a WebSocket is."""
+    options = {**node.options(auth_url), "enabledTransports": [transport], "httpHost": "127.0.0.1"}
+    options["httpPort"] = server.port
+    client = f"large-{transport}"
+    await node.call("connect", client=client, key=server.app_key, options=options)
+    await node.seen(client=client, state="connected")
+    assert await node.call("transport", client=client) == transport
+    before = await node.call("socket_id", client=client)
+    await node.subscribe(client, f"private-{client}")
+    data = "x" * 200_000
+    await node.call("trigger", client=client, channel=f"private-{client}", event="client-large", data=data)
+    # It subscribes again on the new connection.
+    await node.seen(2, client=client, channel=f"private-{client}", event="pusher:subscription_succeeded")
+    assert await node.call("socket_id", client=client) != before

@@ -126,7 +126,7 @@ LIES = {
     "announced too large": (b"Content-Length: 999999999\r\n\r\n[", 413),
     "announced too large, with a question": (b"Content-Length: 50000\r\nExpect: 100-continue\r\n\r\n", 413),
     "chunks beyond the limit": (
-        b"Transfer-Encoding: chunked\r\n\r\n1388\r\n" + b"x" * 5000 + b"\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n2328\r\n" + b"x" * 9000 + b"\r\n0\r\n\r\n",
         413,
     ),
     "compressed": (b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\x00", 400),
@@ -136,15 +136,20 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 async def test_bodies_that_lie_are_refused(server: Server, victim: FallbackSocket, lie: str) -> None:
     rest, status = LIES[lie]
-    head = f"POST {victim.path('xhr_send')} HTTP/1.1\r\nHost: x\r\n".encode()
-    if status is None:
-        # It counts as incomplete until its deadline; the connection goes before that.
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(head + rest)
-        await writer.drain()
-        writer.close()
-        return
-    assert (await raw(server, head + rest)).startswith(b"%d " % status)
+    async with session_of(server) as session:
+        head = f"POST {session.path('xhr_send')} HTTP/1.1\r\nHost: x\r\n".encode()
+        if status is None:
+            # It counts as incomplete until its deadline; the connection goes before that.
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head + rest)
+            await writer.drain()
+            writer.close()
+            return
+        assert (await raw(server, head + rest)).startswith(b"%d " % status)
+        if status == 413:
+            with pytest.raises(FallbackClosed) as closed:
+                await every_message(session)
+            assert closed.value.code == 1009
 
 
 NO_MESSAGES = {
@@ -169,6 +174,7 @@ NO_MESSAGES = {
 @pytest.mark.parametrize("name", NO_MESSAGES)
 async def test_bodies_that_are_no_messages_are_refused(server: Server, victim: FallbackSocket, name: str) -> None:
     assert await victim.send_raw(NO_MESSAGES[name]) == 400
+    assert json.loads(await victim.recv())["data"]["code"] is None
 
 
 async def test_bad_messages_are_answered_as_on_a_websocket(server: Server) -> None:

@@ -194,9 +194,7 @@ class Worker:
         return self.registry.ready and self._revoked.was_read
 
     def _admits(self) -> bool:
-        # Asked for each client, so without `_serves`.
-        is_held = self.backpressure.on or self.aside.on
-        return not is_held and self.registry.ready and self._revoked.was_read
+        return not self.backpressure.on and not self.aside.on and self._serves
 
     def _answer_questions(self, revocations: Revocations) -> None:
         answer_questions(

@@ -45,8 +45,29 @@ async def test_renewing_writes_what_redis_lost(link):
     await answer(claims.claim)
     assert await link.ask(b"TTL", Keys().fallback(*NAME)) > 3000
     await link.ask(b"FLUSHALL")
-    claims.renew(NAME)
+    assert await answer(claims.renew) == ""
     assert await answer(claims.find) == "run.1"
+    assert await answer(claims.renew) == "run.1"
+
+
+async def test_renewing_lengthens_the_life_of_a_claim(link):
+    claims = Claims(link, Keys(), "run.1")
+    await answer(claims.claim)
+    await link.ask(b"EXPIRE", Keys().fallback(*NAME), 5)
+    await answer(claims.renew)
+    assert await link.ask(b"TTL", Keys().fallback(*NAME)) > 3000
+
+
+async def test_session_that_another_worker_marked_as_ended_is_not_renewed(link):
+    one, two = (Claims(link, Keys(), own) for own in ("run.1", "run.2"))
+    # A session that Redis doesn't know leaves nothing there.
+    assert await answer(two.end) == ""
+    assert await answer(two.find) == ""
+    await answer(one.claim)
+    assert await answer(two.end) == "run.1"
+    assert await link.ask(b"TTL", Keys().fallback(*NAME)) > 3000
+    assert await answer(one.renew) == ENDED
+    assert await answer(one.find) == ENDED
 
 
 async def test_nothing_is_known_while_redis_is_away(redis):

@@ -228,16 +228,27 @@ async def test_session_belongs_to_its_key_and_its_origins(bench):
         assert evil.status == 403
 
 
-async def test_body_is_bounded_and_must_be_a_list_of_texts(bench):
-    worker, other = await bench.start(max_message_bytes=2048), await bench.start(max_message_bytes=2048)
+async def test_body_must_be_a_list_of_texts(bench):
+    worker, other = await bench.start(), await bench.start()
     client = await bench.fallback(worker)
     for one in (worker, other):
         on = ("127.0.0.1", one.port)
         for body in (b"", b"{", b'{"a":1}', b"[1]", b'["\\ud800"]', b'["\xff"]', b"[" + b'"",' * 200 + b'""]'):
             assert await client.socket.send_raw(body, on=on) == 400, body
-        assert await client.socket.send_raw(b'["' + b"x" * 2045 + b'"]', on=on) == 413
-        assert await client.socket.send_raw(b"x" * 100_000, on=on) == 413
     await client.subscribe("private-a")
+
+
+async def test_body_that_is_too_large_closes_its_session_in_any_worker(bench):
+    worker, other = await bench.start(max_message_bytes=2048), await bench.start(max_message_bytes=2048)
+    for one in (worker, other):
+        # The head alone is answered for the second.
+        for size in (4101, 100_000):
+            client = await bench.fallback(worker)
+            assert await client.socket.send_raw(b'["' + b"x" * (size - 4) + b'"]', on=("127.0.0.1", one.port)) == 413
+            with pytest.raises(FallbackClosed) as closed:
+                await client.until("never")
+            assert closed.value.code == 1009
+            await bench.settled(other, lambda: not other.fallback.lost_sends._noted)
 
 
 async def test_setting_switches_it_off(bench):

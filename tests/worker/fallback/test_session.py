@@ -1,7 +1,10 @@
 import asyncio
 import json
 
-from fallback_wire import FallbackSocket, ask
+import pytest
+import websockets
+
+from fallback_wire import FallbackClosed, FallbackSocket, ask
 from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
 
 KEY = "278d425bdf160c739803"
@@ -97,3 +100,58 @@ async def test_nothing_is_taken_while_redis_is_congested(bench):
     assert len(received) == 100
     # pusher-js doesn't look at the status of what was refused.
     assert b"c[4100," in (await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr")).body
+
+
+async def test_heartbeat_is_taken_while_messages_find_no_room(bench):
+    worker = await bench.start()
+    path = f"/pusher/app/{KEY}/7/abcdefgh"
+    await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr?protocol=7&n=1")
+    (session,) = worker.fallback.sessions.by_name.values()
+    session.connection.pause_reading()
+    ping = b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]'
+    for number in range(2, 102):
+        assert session.bring(number, ping) == 204
+    assert session.bring(102, b"[]") == 204
+    session.connection.resume_reading()
+    # Its number leaves no gap.
+    assert session.bring(103, ping) == 204
+    assert b"c[" not in (await ask("127.0.0.1", worker.port, "POST", f"{path}/xhr?n=104")).body
+    assert session.state.value == "open"
+
+
+@pytest.mark.parametrize(
+    ("size", "status", "paused"), [(6000, 413, False), (6000, 413, True), (2049, 204, False)], ids=str
+)
+async def test_message_that_is_too_large_closes_the_session_as_a_websocket(bench, size, status, paused):
+    """The body is refused, or only its message is too large."""
+    worker = await bench.start(max_message_bytes=2048)
+    client, websocket = await bench.fallback(worker), await bench.client(worker)
+    # As a text in a list it is larger than 2048.
+    largest = json.dumps({"event": "pusher:ping", "data": '"' * 480}).ljust(2048)
+    for one in (client, websocket):
+        await one.socket.send(largest)
+        assert (await one.next())["event"] == "pusher:pong"
+    (session,) = worker.fallback.sessions.by_name.values()
+    if paused:
+        session.connection.pause_reading()
+    assert await client.socket.send("x" * size) == status
+    await websocket.socket.send("x" * size)
+    with pytest.raises(FallbackClosed) as closed:
+        await client.next()
+    with pytest.raises(websockets.ConnectionClosed) as websocket_closed:
+        await websocket.next()
+    assert (closed.value.code, closed.value.reason) == (1009, websocket_closed.value.rcvd.reason)
+    assert websocket_closed.value.rcvd.code == 1009
+    await bench.settled(worker, lambda: not worker.fallback.sessions.by_name)
+
+
+async def test_body_that_is_no_list_of_messages_counts_as_an_invalid_message(bench):
+    worker = await bench.start()
+    client = await bench.fallback(worker)
+    assert await client.socket.send_raw(b'{"event":"pusher:ping"}') == 400
+    assert (await client.next())["data"]["code"] is None
+    for _ in range(99):
+        assert await client.socket.send_raw(b"[1]") == 400
+    with pytest.raises(FallbackClosed) as closed:
+        await client.until("never")
+    assert closed.value.code == 4100

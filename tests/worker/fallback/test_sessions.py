@@ -4,6 +4,7 @@ import json
 import pytest
 
 from fallback_wire import FallbackClosed, FallbackSocket, ask
+from redpoll.worker.fallback.claims import RENEW_S
 from redpoll.worker.fallback.sessions import _due
 
 KEY = "278d425bdf160c739803"
@@ -85,19 +86,20 @@ async def test_drain_closes_sessions_with_4200(bench):
     assert (await ask("127.0.0.1", worker.port, "POST", path())).status == 503
 
 
-async def test_claims_are_renewed_after_redis_was_lost(bench, client_of_redis):
+async def test_claims_are_renewed_at_once_after_redis_was_lost(bench, client_of_redis, monkeypatch):
     worker = await bench.start()
-    client = await bench.fallback(worker)
+    clients = [await bench.fallback(worker) for _ in range(12)]
+    sessions = worker.fallback.sessions
+    keys = [sessions.claims._keys.fallback(*name) for name in sessions.by_name]
+    # Of those that have their turn later, too.
+    monkeypatch.setattr("redpoll.worker.fallback.sessions._MAX_RENEWING", 5)
     await client_of_redis.flushall()
-    worker.fallback.sessions.beat_s = 0.0
-    worker.fallback.sessions.renew_soon()
-    (session,) = worker.fallback.sessions.by_name.values()
-    worker.fallback.sessions.attached(session)
-    key = worker.fallback.sessions.claims._keys.fallback(*session.name)
+    worker.link.drop("the test breaks it")
     async with asyncio.timeout(60):
-        while await client_of_redis.get(key) is None:
+        while None in await client_of_redis.mget(keys):
             await asyncio.sleep(0.01)
-    assert client.socket.closed is None
+    assert set(await client_of_redis.mget(keys)) == {sessions.claims.own.encode()}
+    assert all(client.socket.closed is None for client in clients)
 
 
 async def test_claim_of_a_session_that_has_no_heartbeats_is_renewed(bench, client_of_redis):
@@ -108,7 +110,7 @@ async def test_claim_of_a_session_that_has_no_heartbeats_is_renewed(bench, clien
     (session,) = sessions.by_name.values()
     await bench.settled(worker, lambda: session.outlet)
     await client_of_redis.flushall()
-    sessions.renew_soon()
+    session.renewed_at -= RENEW_S + 1
     session.connection.send(b"\x81\x02{}")
     key = sessions.claims._keys.fallback(*session.name)
     async with asyncio.timeout(60):

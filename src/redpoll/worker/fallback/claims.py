@@ -30,25 +30,34 @@ class SessionName(NamedTuple):
 
 
 class Claims:
-    """`done(owner)` is called later: RUN.K of the worker that has the session, ENDED, "" for none; None if Redis didn't
-    answer."""
+    """`own` is this worker's RUN.K. `done(owner)` is called later: RUN.K of the worker that has the session, ENDED, ""
+    for none; None if Redis didn't answer."""
 
     def __init__(self, link: Link, keys: Keys, own: str) -> None:
         self._link = link
         self._keys = keys
-        self._own = own
+        self.own = own
 
     def claim(self, name: SessionName, done: Callable[[str | None], None]) -> None:
         """Take the session unless it is another's; "" means that it is ours from now on."""
         key = self._keys.fallback(*name)
-        self._link.call(b"SET", key, self._own, b"NX", b"GET", b"EX", _LIFETIME_S, done=_reader(done))
+        self._link.call(b"SET", key, self.own, b"NX", b"GET", b"EX", _LIFETIME_S, done=_reader(done))
 
     def find(self, name: SessionName, done: Callable[[str | None], None]) -> None:
         self._link.call(b"GET", self._keys.fallback(*name), done=_reader(done))
 
-    def renew(self, name: SessionName) -> None:
-        """The session is alive. Also writes what Redis has lost."""
-        self._link.call(b"SET", self._keys.fallback(*name), self._own, b"EX", _LIFETIME_S)
+    def renew(self, name: SessionName, done: Callable[[str | None], None]) -> None:
+        """Keep a session of ours. Also writes what Redis has lost: `done("")`. ENDED: another worker has marked it, see
+        `end`."""
+        self.claim(name, done)
+        self._link.call(b"EXPIRE", self._keys.fallback(*name), _LIFETIME_S)
+
+    def end(self, name: SessionName, done: Callable[[str | None], None]) -> None:
+        """Mark a session of another worker as ended, if Redis knows it. `done` gets the worker, which learns of it when
+        it renews the session."""
+        self._link.call(
+            b"SET", self._keys.fallback(*name), ENDED, b"XX", b"GET", b"EX", _LIFETIME_S, done=_reader(done)
+        )
 
     def give_up(self, name: SessionName) -> None:
         """The session was claimed, and never began: nothing is left to remember."""

@@ -5,7 +5,7 @@ A request is for a new session, for one of this worker, or for one of another wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
@@ -18,6 +18,7 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.handshake import Refusal
 from redpoll.worker.fallback import responses
 from redpoll.worker.fallback.claims import ENDED, Claims, SessionName
+from redpoll.worker.fallback.lost_sends import LostSends
 from redpoll.worker.fallback.outlets import LineRequest, PollRequest, Request, StreamRequest
 from redpoll.worker.fallback.paths import Action, Target, read_target
 from redpoll.worker.fallback.relay import Relay
@@ -42,11 +43,17 @@ _ORIGIN: Final = FIELDS.index("Origin")
 
 
 class _Sending(Request):
-    """An xhr_send whose session is in another worker, or isn't found yet."""
+    """An xhr_send whose session is in another worker, or isn't found yet. `lost()` is called if it didn't get there."""
 
-    __slots__ = ()
+    __slots__ = ("_lost",)
+
+    def __init__(self, http: PublicConnection, cors: str, lost: Callable[[], None]) -> None:
+        super().__init__(http, cors)
+        self._lost = lost
 
     def answer(self, status: int) -> None:
+        if status == 503:
+            self._lost()
         self.refuse(responses.nothing(self.cors) if status == 204 else responses.failed(status, self.cors))
 
 
@@ -62,6 +69,7 @@ class Fallback:
         self._loop = loop
         self._gate: Gate
         self.sessions: Sessions
+        self.lost_sends: LostSends
         self.relay: Relay
 
     def begin(self, gate: Gate) -> None:
@@ -69,11 +77,13 @@ class Fallback:
         self._gate = gate
         self._trusted = TrustedProxies(gate.settings.trusted_proxies)
         self.sessions = Sessions(gate, self._claims)
-        self.relay = Relay(self._mailbox, self.sessions, self._loop)
+        self.lost_sends = LostSends(self._mailbox, self.sessions)
+        self.relay = Relay(self._mailbox, self.sessions, self.lost_sends, self._loop)
 
     def beat(self) -> None:
         self.sessions.beat()
         self.relay.beat()
+        self.lost_sends.beat()
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -91,11 +101,11 @@ class Fallback:
         cors = responses.cors_lines(origin if allowed or target.action is not Action.SEND else None)
         if request.method == b"OPTIONS":
             return responses.preflight(cors) if cors or origin is None else responses.failed(403, "")
-        if request.refusal:
-            return responses.failed(request.refusal, cors)
-        largest = min(self._gate.settings.max_message_bytes, MAX_BODY_BYTES)
-        if len(request.body) > largest or (request.announced or 0) > largest:
-            return responses.failed(413, cors)
+        refusal = request.refusal or self._too_large(request)
+        if refusal:
+            if target.action is Action.SEND and app is not None and allowed:
+                self._send_lost(http, request, target, refusal)
+            return responses.failed(refusal, cors)
         if request.flags & HEAD_ONLY:
             http.let_body_in()
             return LATER
@@ -105,41 +115,46 @@ class Fallback:
             return self._send(http, request, target, cors)
         return self._attach(http, request, target, cors)
 
+    def _too_large(self, request: ParsedRequest) -> int:
+        # Each message is bounded as on a WebSocket. As a text in a list, its quotes and backslashes are escaped.
+        largest = min(2 * self._gate.settings.max_message_bytes + len('[""]'), MAX_BODY_BYTES)
+        return 413 if max(len(request.body), request.announced or 0) > largest else 0
+
     def _send(self, http: PublicConnection, request: ParsedRequest, target: Target, cors: str) -> bytes:
         name = SessionName(target.key, target.session)
         session = self.sessions.by_name.get(name)
         if session is not None:
             status = session.bring(target.number, request.body)
             return responses.nothing(cors) if status == 204 else responses.failed(status, cors)
+        lost = partial(self._send_lost, http, request, target, 503)
         refusal = self._unable(http, request, cors)
         if refusal is not None:
-            self.relay.missed(name, request.body, self._network_of(http, request))
+            lost()
             return refusal
-        sending = _Sending(http, cors)
+        sending = _Sending(http, cors, lost)
         http.hold(sending, request)
-        network = self._network_of(http, request)
-        self._claims.find(name, partial(self._found, name, sending, target.number, request.body, network))
+        self._claims.find(name, partial(self._found, name, sending, target.number, request.body))
         return LATER
 
-    def _network_of(self, http: PublicConnection, request: ParsedRequest) -> tuple[str, int]:
-        return self._gate.strangers.counted_as(self._gate.http.client_of(http, request))
+    def _send_lost(self, http: PublicConnection, request: ParsedRequest, target: Target, status: int) -> None:
+        """pusher-js doesn't look at the status. A lost heartbeat is no loss."""
+        if request.body.strip() == b"[]":
+            return
+        name = SessionName(target.key, target.session)
+        session = self.sessions.by_name.get(name)
+        if session is not None:
+            session.message_lost(status)
+        else:
+            network = self._gate.strangers.counted_as(self._gate.http.client_of(http, request))
+            self.lost_sends.note(name, status, network)
 
-    def _found(
-        self,
-        name: SessionName,
-        sending: _Sending,
-        number: int | None,
-        body: bytes,
-        network: tuple[str, int],
-        owner: str | None,
-    ) -> None:
-        if owner is None:
-            self.relay.missed(name, body, network)
+    def _found(self, name: SessionName, sending: _Sending, number: int | None, body: bytes, owner: str | None) -> None:
+        if owner is None or (owner == "" and self.lost_sends.unsure):
             sending.answer(503)
         elif owner in ("", ENDED, self._mailbox.address):
             sending.answer(404)
         else:
-            self.relay.bring(owner, name, number, body, sending.answer, network)
+            self.relay.bring(owner, name, number, body, sending.answer)
 
     def _attach(self, http: PublicConnection, request: ParsedRequest, target: Target, cors: str) -> bytes:
         name = SessionName(target.key, target.session)
@@ -205,9 +220,7 @@ class Fallback:
                 query=query,
                 peer=http.peer,
                 address=self._gate.http.client_of(http, request),
-                headers={b"x-forwarded-for": ",".join(request.forwarded).encode("latin-1")}
-                if request.forwarded
-                else {},
+                headers=_forwarded(request),
                 check=partial(self._check, http, request, target, query),
                 described=described,
                 refuse=refuse,

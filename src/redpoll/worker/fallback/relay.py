@@ -10,7 +10,7 @@ end, and so do the sessions that wrote there: clients connect again, and notice 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -21,13 +21,15 @@ import structlog
 
 from redpoll.cluster.mailbox import Mailbox
 from redpoll.loop.slices import Slices
-from redpoll.worker.fallback.claims import ENDED, SessionName
+from redpoll.worker.fallback.claims import SessionName
 from redpoll.worker.fallback.lines import Lines, lines_of
+from redpoll.worker.fallback.messages import Attach, Bring, Left, Message, Missed, Status, Written, decode, encode
 from redpoll.worker.fallback.session import Session
 
 if TYPE_CHECKING:
     import asyncio
 
+    from redpoll.worker.fallback.lost_sends import LostSends
     from redpoll.worker.fallback.outlets import LineRequest
     from redpoll.worker.fallback.sessions import Sessions
 
@@ -37,86 +39,16 @@ log = structlog.get_logger()
 
 _ANSWER_S: Final = 5.0
 _LOOK_TICKS: Final = 8
-# Sessions of which a request was lost, and how often their workers are looked for: every 2 s.
-_MAX_MISSED: Final = 4_000
-_MAX_LOOKS: Final = 15
-# Of one network, so that names which somebody invents leave room for others; private addresses have a multiple.
-_MAX_MISSED_OF_NETWORK: Final = 250
-# While Redis answers, a session that it doesn't know isn't there.
-_LOOKS_WHEN_UP: Final = 2
-_NO_LIMIT: Final = ("", 0)
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    """`number` is the request's in the worker `by` (RUN.K) that has it."""
-
-    number: int
-    by: str
-
-
-class Attach(_Message, frozen=True):
-    """A stream or poll waits for the session's lines. Answered by Written, or Status."""
-
-    key: str
-    session: str
-    polls: bool
-    n: int | None
-
-
-class Bring(_Message, frozen=True):
-    """An xhr_send. Answered by Status."""
-
-    key: str
-    session: str
-    n: int | None
-    body: bytes
-
-
-class Left(_Message, frozen=True):
-    """The client of a stream or poll has gone."""
-
-
-class Missed(_Message, frozen=True):
-    """A request of this session was answered 503. `number` is 0."""
-
-    key: str
-    session: str
-
-
-class Written(_Message, frozen=True):
-    """Lines for a request; `by` is the session's worker. The first one may be empty: the session is there. `last`:
-    nothing more comes."""
-
-    text: bytes
-    last: bool
-
-
-class Status(_Message, frozen=True):
-    """The HTTP status that answers a request."""
-
-    status: int
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Attach | Bring | Left | Missed | Written | Status).decode
 
 
 class _Waiting:
-    """A request of this worker whose session is in `owner`. `answer(status)` answers it if the session doesn't;
-    `missed(looks)` notes it as in Relay.missed."""
+    """A request of this worker whose session is in `owner`. `answer(status)` answers it if the session doesn't."""
 
-    __slots__ = ("answer", "begun", "due", "missed", "owner", "request")
+    __slots__ = ("answer", "begun", "due", "owner", "request")
 
-    def __init__(
-        self,
-        owner: str,
-        answer: Callable[[int], None],
-        missed: Callable[[int], None],
-        request: LineRequest | None = None,
-    ) -> None:
+    def __init__(self, owner: str, answer: Callable[[int], None], request: LineRequest | None = None) -> None:
         self.owner = owner
         self.answer = answer
-        self.missed = missed
         # A stream or poll; None for an xhr_send.
         self.request = request
         self.begun = False
@@ -159,7 +91,7 @@ class _RemoteOutlet:
         self._scheduled = False
         text, self._text = b"".join(self._text), []
         message = Written(self.number, self._relay.own, text, self._ended)
-        self._relay.mailbox.send(self.by, _encode(message), self._sent)
+        self._relay.mailbox.send(self.by, encode(message), self._sent)
 
     def _sent(self, arrived: bool) -> None:
         if not arrived:
@@ -172,13 +104,16 @@ class _RemoteOutlet:
 class Relay:
     """Both sides. `relayed_total` counts requests that were passed on to other workers."""
 
-    def __init__(self, mailbox: Mailbox, sessions: Sessions, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, mailbox: Mailbox, sessions: Sessions, lost_sends: LostSends, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.mailbox = mailbox
         self.own = mailbox.address
         self.loop = loop
         self.relayed_total = 0
         self.outlets: dict[tuple[str, int], _RemoteOutlet] = {}
         self._sessions = sessions
+        self._lost_sends = lost_sends
         # Requests of this worker, by number.
         self._waiting: dict[int, _Waiting] = {}
         # Those that the session's worker hasn't answered, the oldest first.
@@ -188,13 +123,8 @@ class Relay:
         # Of broken ways: requests, and sessions that wrote to such.
         self._lost: deque[int | Session] = deque()
         self._slices = Slices(self._end_one)
-        # By session, how often its worker will be looked for, and the network that it counts for.
-        self._missed: dict[SessionName, tuple[int, str]] = {}
-        self._missed_of: Counter[str] = Counter()
-        self._looking: deque[SessionName] = deque()
-        self._look_slices = Slices(self._look_one)
         # What other workers must know once the link is up: their names, and the messages.
-        self._untold: deque[tuple[str, _Message]] = deque()
+        self._untold: deque[tuple[str, Message]] = deque()
         self._telling = Slices(self._tell_one)
         mailbox.start(self._received, self._link_up, self._link_lost)
 
@@ -209,80 +139,14 @@ class Relay:
         self, owner: str, name: SessionName, request: LineRequest, n: int | None, answer: Callable[[int], None]
     ) -> None:
         """Let the worker `owner` write to a stream or poll. `answer` is called with 404 or 503 if it doesn't."""
-        number = self._add(_Waiting(owner, answer, lambda looks: self.missed(name, looks=looks), request))
+        number = self._add(_Waiting(owner, answer, request))
         request.on_left = lambda: self._left(number)
         self._send(number, owner, Attach(number, self.own, name.key, name.session, request.polls, n))
 
-    def bring(
-        self,
-        owner: str,
-        name: SessionName,
-        n: int | None,
-        body: bytes,
-        answer: Callable[[int], None],
-        network: tuple[str, int] = _NO_LIMIT,
-    ) -> None:
-        """Pass an xhr_send on. `answer` is called with the status, later. `network` as in `missed`."""
-        number = self._add(_Waiting(owner, answer, lambda looks: self.missed(name, body, network, looks)))
+    def bring(self, owner: str, name: SessionName, n: int | None, body: bytes, answer: Callable[[int], None]) -> None:
+        """Pass an xhr_send on. `answer` is called with the status, later; 503: it may be lost."""
+        number = self._add(_Waiting(owner, answer))
         self._send(number, owner, Bring(number, self.own, name.key, name.session, n, body))
-
-    def missed(
-        self,
-        name: SessionName,
-        body: bytes = b"",
-        network: tuple[str, int] = _NO_LIMIT,
-        looks: int = _LOOKS_WHEN_UP,
-    ) -> None:
-        """A request of this session didn't reach it. For a stream or poll, its page connects anew. At the status of an
-        xhr_send pusher-js doesn't look. In both cases the session ends, once its worker is found; only a lost heartbeat
-        is no loss. `network` as of Strangers.counted_as; `looks`: how often its worker is looked for, more often while
-        our link is down."""
-        if body.strip() == b"[]":
-            return
-        looks = looks if self.mailbox.up else _MAX_LOOKS
-        noted = self._missed.get(name)
-        if noted is not None:
-            self._missed[name] = max(looks, noted[0]), noted[1]
-            return
-        counted, factor = network
-        if len(self._missed) < _MAX_MISSED and not 0 < factor * _MAX_MISSED_OF_NETWORK <= self._missed_of[counted]:
-            self._missed[name] = looks, counted
-            self._missed_of[counted] += 1
-
-    def _forget_missed(self, name: SessionName) -> None:
-        noted = self._missed.pop(name, None)
-        if noted is not None:
-            self._missed_of[noted[1]] -= 1
-            if not self._missed_of[noted[1]]:
-                del self._missed_of[noted[1]]
-
-    def _look_one(self) -> bool:
-        if not self._looking or not self.mailbox.up:
-            return False
-        name = self._looking.popleft()
-        looks, counted = self._missed.get(name, (0, ""))
-        if not looks:
-            self._forget_missed(name)
-        else:
-            self._missed[name] = looks - 1, counted
-            self._sessions.claims.find(name, partial(self._end_missed, name))
-        return True
-
-    def _end_missed(self, name: SessionName, owner: str | None) -> None:
-        if owner == ENDED:
-            self._forget_missed(name)
-        elif owner == self.own:
-            self._forget_missed(name)
-            session = self._sessions.by_name.get(name)
-            if session is not None:
-                session.message_lost()
-        elif owner:
-            self.mailbox.send(owner, _encode(Missed(0, self.own, *name)), partial(self._missed_sent, name))
-
-    def _missed_sent(self, name: SessionName, arrived: bool) -> None:
-        # A worker that isn't there may not have subscribed its messages again yet: look again.
-        if arrived:
-            self._forget_missed(name)
 
     def _add(self, waiting: _Waiting) -> int:
         self.relayed_total += 1
@@ -291,21 +155,19 @@ class Relay:
         self._waiting[number] = self._unanswered[number] = waiting
         return number
 
-    def _send(self, number: int, owner: str, message: _Message) -> None:
+    def _send(self, number: int, owner: str, message: Attach | Bring) -> None:
         def sent(arrived: bool) -> None:
             if not arrived:
-                # Its worker is gone, or its link is down and it comes back.
-                waiting = self._waiting.get(number)
-                if waiting is not None:
-                    waiting.missed(_MAX_LOOKS)
-                self._give_up(number, 404 if self.mailbox.up else 503)
+                # The session's worker is gone, or its link is down and it comes back.
+                is_send = isinstance(message, Bring)
+                self._give_up(number, 503 if is_send or not self.mailbox.up else 404)
 
-        self.mailbox.send(owner, _encode(message), sent)
+        self.mailbox.send(owner, encode(message), sent)
 
     def _left(self, number: int) -> None:
         waiting = self._pop(number)
         if waiting is not None:
-            self.mailbox.send(waiting.owner, _encode(Left(number, self.own)), _ignore)
+            self.mailbox.send(waiting.owner, encode(Left(number, self.own)), _ignore)
 
     def _pop(self, number: int) -> _Waiting | None:
         self._unanswered.pop(number, None)
@@ -317,8 +179,6 @@ class Relay:
         waiting = self._pop(number)
         if waiting is None:
             return
-        if status == 503:
-            waiting.missed(_LOOKS_WHEN_UP)
         if waiting.request is not None:
             self.tell_later(waiting.owner, Left(number, self.own))
         if waiting.begun and waiting.request is not None and not waiting.request.polls:
@@ -327,15 +187,17 @@ class Relay:
             waiting.answer(status)
 
     def _link_lost(self) -> None:
+        self._lost_sends.link_lost()
         self._lost.extend(self._waiting)
         self._lost.extend(outlet.session for outlet in self.outlets.values())
         self._slices.start()
 
     def _link_up(self) -> None:
-        self._sessions.renew_soon()
+        self._lost_sends.link_up()
+        self._sessions.renew_all()
         self._telling.start()
 
-    def tell_later(self, address: str, message: _Message) -> None:
+    def tell_later(self, address: str, message: Message) -> None:
         """The way to this worker is broken. If that is our link's fault, the worker still waits for us."""
         if not self.mailbox.up:
             self._untold.append((address, message))
@@ -344,7 +206,7 @@ class Relay:
         if not self._untold or not self.mailbox.up:
             return False
         address, message = self._untold.popleft()
-        self.mailbox.send(address, _encode(message), _ignore)
+        self.mailbox.send(address, encode(message), _ignore)
         return True
 
     def _end_one(self) -> bool:
@@ -360,9 +222,6 @@ class Relay:
     def beat(self) -> None:
         """Call it four times a second: gives up what isn't answered, and what waits for dead workers."""
         self._tick += 1
-        if self._missed and self._tick % _LOOK_TICKS == 0:
-            self._looking = deque(self._missed)
-            self._look_slices.start()
         if not self._waiting:
             return
         now = monotonic()
@@ -384,7 +243,7 @@ class Relay:
 
     def _received(self, payload: bytes) -> None:
         try:
-            message = _decode(payload)
+            message = decode(payload)
         except msgspec.DecodeError as error:
             log.error("message of another worker refused", reason=str(error))
             return
@@ -401,7 +260,7 @@ class Relay:
             case Missed():
                 session = self._sessions.by_name.get(SessionName(message.key, message.session))
                 if session is not None:
-                    session.message_lost()
+                    session.message_lost(message.status)
             case Left():
                 outlet = self.outlets.pop((message.by, message.number), None)
                 if outlet is not None:
@@ -411,7 +270,7 @@ class Relay:
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.request is None:
             # Its client went, or a break of the link ended it.
-            self.mailbox.send(message.by, _encode(Left(message.number, self.own)), _ignore)
+            self.mailbox.send(message.by, encode(Left(message.number, self.own)), _ignore)
             return
         request = waiting.request
         if not waiting.begun:
@@ -433,8 +292,8 @@ class Relay:
         self.outlets[message.by, message.number] = outlet
         session.attach(outlet, message.n)
 
-    def _answer(self, message: _Message, status: int) -> None:
-        self.mailbox.send(message.by, _encode(Status(message.number, self.own, status)), _ignore)
+    def _answer(self, message: Message, status: int) -> None:
+        self.mailbox.send(message.by, encode(Status(message.number, self.own, status)), _ignore)
 
 
 def _ignore(arrived: bool) -> None:

@@ -64,7 +64,7 @@ _TEXTS: Final = {
     403: ("forbidden", "pages of this origin may not use this app (allowed_origins)"),
     404: ("not_found", "no such session: open one by xhr_streaming or xhr, with a new name"),
     408: ("bad_request", "the body didn't come in time"),
-    413: ("payload_too_large", "the body is larger than max_message_bytes"),
+    413: ("payload_too_large", "the body is larger than messages may be (max_message_bytes)"),
     503: ("unavailable", "this server isn't ready; connect again"),
 }
 

@@ -39,7 +39,7 @@ _MASK: Final = bytes(4)
 _PONG: Final = b"\x8a\x80" + _MASK
 # SockJS' code for it. pusher-js never does this, and takes the code for an interruption.
 _REPLACED: Final = lines_of(b'c[2010,"Another connection still open"]\n')
-_MESSAGE_LOST: Final = "a message could not be taken: too much is under way here, or from your address; connect again"
+_MESSAGE_LOST: Final = "a message was lost: its xhr_send was answered with %d; connect again"
 _decode_messages: Final = msgspec.json.Decoder(list[str]).decode
 
 
@@ -194,19 +194,22 @@ class Session(asyncio.Transport):
         """Take an xhr_send. Returns the status of its answer."""
         if self.state is not SessionState.OPEN:
             return 404
-        try:
-            messages = _decode_messages(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return 400
-        if len(messages) > _MAX_MESSAGES:
+        messages = _messages_of(body)
+        if self._order is None:
+            self._order = SendOrder(self.number)
+        if not messages and number is not None:
+            self._deliver(self._order.note(number))
+        if messages is None:
+            # As a message that is no JSON: pusher-js doesn't look at the status.
+            if self.connection.state == CONNECTION_OPEN:
+                self.connection.feed(_client_head(0))
             return 400
         if not messages:
             self._beat_received()
+            return 204
         if len(self._held) >= _MAX_MESSAGES:
             self._has_refused = True
             return 503
-        if self._order is None:
-            self._order = SendOrder(self.number)
         waited = self._order.waits
         self._deliver(self._order.take(number, messages))
         if self._order.waits and not waited:
@@ -225,7 +228,8 @@ class Session(asyncio.Transport):
         for messages in ready:
             for message in messages:
                 if connection.state == CONNECTION_OPEN:
-                    connection.feed(_client_frame(message.encode()))
+                    text = message.encode()
+                    connection.feed(_client_head(len(text)) + text)
 
     def _beat_received(self) -> None:
         """An empty xhr_send: the answer to a heartbeat, or a ping, which any line answers."""
@@ -301,9 +305,15 @@ class Session(asyncio.Transport):
         outlet.end()
         self.ended()
 
-    def message_lost(self) -> None:
-        """An xhr_send was refused that is right. pusher-js doesn't look at its status: the client connects again."""
-        self.connection.shut(Code.OVER_CAPACITY, _MESSAGE_LOST)
+    def message_lost(self, status: int) -> None:
+        """An xhr_send was answered with this status, which pusher-js doesn't look at. So the session is closed: as a
+        WebSocket is after a message that is too large (413), or so that its client connects again."""
+        if self.connection.state != CONNECTION_OPEN:
+            return
+        if status == 413:
+            self.connection.feed(_client_head(self.connection.max_message_bytes + 1))
+        else:
+            self.connection.shut(Code.OVER_CAPACITY, _MESSAGE_LOST % status)
 
     def drop(self) -> None:
         """The client has gone, or lines for it may be lost."""
@@ -347,7 +357,7 @@ class Session(asyncio.Transport):
         self._deliver(held)
         if self._has_refused:
             self._has_refused = False
-            self.message_lost()
+            self.message_lost(503)
 
     def close(self) -> None:
         asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
@@ -358,12 +368,20 @@ class Session(asyncio.Transport):
             self.ended()
 
 
-def _client_frame(message: bytes) -> bytes:
-    size = len(message)
+def _messages_of(body: bytes) -> Messages | None:
+    try:
+        messages = _decode_messages(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return messages if len(messages) <= _MAX_MESSAGES else None
+
+
+def _client_head(size: int) -> bytes:
+    """The head of a text frame, with its mask."""
     if size < 126:
         head = struct.pack(">BB", 0x81, 0x80 | size)
     elif size < 65536:
         head = struct.pack(">BBH", 0x81, 0xFE, size)
     else:
         head = struct.pack(">BBQ", 0x81, 0xFF, size)
-    return head + _MASK + message
+    return head + _MASK

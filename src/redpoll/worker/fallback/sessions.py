@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from redpoll.loop.slices import Slices
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.handshake import Refusal
@@ -25,6 +28,8 @@ _WAIT_S: Final = 30.0
 _BEAT_S: Final = 25.0
 # Sessions that one tick looks at.
 _MAX_A_TICK: Final = 500
+# Calls to Redis under way that renew claims after a break.
+_MAX_RENEWING: Final = 100
 _TOO_MANY: Final = "your address has as many connections as this server allows"
 
 
@@ -61,8 +66,10 @@ class Sessions:
         # Those without a stream or poll, and those with one, with the time at which something is due: the next first.
         self._waiting: dict[Session, float] = {}
         self._beats: dict[Session, float] = {}
-        # Claims from before this time are written again.
-        self._renew_from = 0.0
+        # After a break of the link to Redis, all claims are renewed. How many calls are under way.
+        self._to_renew: deque[Session] = deque()
+        self._renewing = 0
+        self._renewal = Slices(self._renew_next)
         # Names that Redis is asked for.
         self._asked: set[SessionName] = set()
 
@@ -163,7 +170,7 @@ class Sessions:
         now = monotonic()
         self._beats[session] = now + self.beat_s
         # Here too: no heartbeat is ever due in a session that always has messages for its polls.
-        self._renew(session, now)
+        self._renew_if_due(session, now)
 
     def waits(self, session: Session) -> None:
         """It has neither."""
@@ -185,16 +192,37 @@ class Sessions:
             del self._beats[session]
             self._beats[session] = now + self.beat_s
             session.beat(BEAT)
-            self._renew(session, now)
+            self._renew_if_due(session, now)
 
-    def _renew(self, session: Session, now: float) -> None:
-        if session.state is SessionState.OPEN and session.renewed_at < max(now - RENEW_S, self._renew_from):
-            session.renewed_at = now
-            self.claims.renew(session.name)
+    # -- claims --------------------------------------------------------------------------------------------
 
-    def renew_soon(self) -> None:
-        """Redis may have lost what it knew."""
-        self._renew_from = monotonic()
+    def renew_all(self) -> None:
+        """Redis may have lost who has which session, and others may have marked sessions of ours as ended."""
+        self._to_renew = deque(self.by_name.values())
+        self._renewal.start()
+
+    def _renew_next(self) -> bool:
+        if not self._to_renew or self._renewing >= _MAX_RENEWING:
+            return False
+        self._renew(self._to_renew.popleft())
+        return True
+
+    def _renew_if_due(self, session: Session, now: float) -> None:
+        if session.renewed_at < now - RENEW_S:
+            self._renew(session)
+
+    def _renew(self, session: Session) -> None:
+        if session.state is SessionState.OPEN:
+            session.renewed_at = monotonic()
+            self._renewing += 1
+            self.claims.renew(session.name, partial(self._renewed, session))
+
+    def _renewed(self, session: Session, owner: str | None) -> None:
+        self._renewing -= 1
+        if self._to_renew:
+            self._renewal.start()
+        if owner and owner != self.claims.own and session.state is SessionState.OPEN:
+            session.message_lost(503)
 
     # -- the end -------------------------------------------------------------------------------------------
 

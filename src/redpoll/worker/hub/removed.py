@@ -13,10 +13,10 @@ __all__ = ["Removed"]
 
 
 class Removed:
-    """Who was removed, and when, by the clock by which connections are dated; the latest 10,000.
+    """Who was removed, and when, by the clock that dates connections; the latest 10,000.
 
-    Someone who had left the channel is nobody's connection at the removal, and still has the signature. It is for that
-    connection alone, so one that is older than the removal doesn't become this member again.
+    A user who had left the channel before the removal still has a signature for it. A signature is for one connection,
+    so a connection that is older than the removal can't become this member again.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Removed:
             del self._at[next(iter(self._at))]
 
     def at(self, session: Session, channel: str, user_id: str) -> int:
-        """When the member was removed whom this session's pending subscribe names; 0 if never, or if a grant opened the
-        channel: grants say themselves when they were issued."""
+        """When the member in this session's pending subscribe was removed. 0: never, or a grant opened the channel; a
+        grant has its own time of issue."""
         if not self._at or session.channels[channel].grant is not None:
             return 0
         return self._at.get((session.app.id, channel, user_id), 0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from redpoll.http.connection import HttpConnection, State
 from redpoll.http.errors import closing
-from redpoll.http.messages import CLOSES, CONTINUE, HTTP_1_0
+from redpoll.http.messages import CLOSES, CONTINUE, HEAD_ONLY, HTTP_1_0
+from redpoll.http.reader import Fault, ParsedRequest, Phase
 from redpoll.worker.hub.connection import Connection
-
-if TYPE_CHECKING:
-    from redpoll.http.reader import ParsedRequest
 
 __all__ = ["LATER", "HoldingConnection", "LocalRequests", "Waiting"]
 
@@ -49,6 +47,19 @@ class HoldingConnection(HttpConnection[Connection]):
         self.state = State.ANSWER
         self._sent_flags, self._sent_method = request.flags, request.method
         self.waiting = waiting
+
+    def _answer_here(self, request: ParsedRequest) -> bytes | None:
+        """As LocalRequests.answer."""
+        raise NotImplementedError
+
+    def refuse(self, fault: Fault) -> None:
+        """Answer with an error, and read nothing more. A session hears of the xhr_send that is lost by this."""
+        if fault.status == 503 and self._reader.phase is Phase.BODY:
+            answer = self._answer_here(self._reader.head_request(HEAD_ONLY | CLOSES, None, fault.status))
+            if answer is not None:
+                self.end(closing(answer))
+                return
+        super().refuse(fault)
 
     def read_no_more(self) -> None:
         """This request is the last of its connection: give back the memory of the reader."""

@@ -154,10 +154,13 @@ class PublicConnection(ReadingConnection):
         self._kept = b""
         super()._forget()
 
+    def _answer_here(self, request: ParsedRequest) -> bytes | None:
+        return self._server.local.answer(self, request) if b"/app/" in request.target else None
+
     def _send(self, request: ParsedRequest) -> None:
         """Send a request to control, or answer it here if it doesn't need control or can't reach it."""
         http = self._server
-        local = http.local.answer(self, request) if b"/app/" in request.target else None
+        local = self._answer_here(request)
         if local is not None:
             if local is LATER:
                 return
