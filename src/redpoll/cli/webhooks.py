@@ -98,7 +98,7 @@ def webhook_create(
         raise click.UsageError("give either a URL, or --pull")
     return {
         "app": app_id,
-        "url": url or "",
+        "url": url or None,
         "client_events": split_words(client_events),
         "events": split_words(events),
         "format": format,

@@ -20,7 +20,7 @@ async def pulled(make_webhooks, *rows, **settings):
     """A started Webhooks with an endpoint that is pulled, and these deliveries."""
     box = Box()
     webhooks = await make_webhooks(box, **settings)
-    endpoint = await webhooks.endpoints.create(APP, "")
+    endpoint = await webhooks.endpoints.create(APP, None)
     box.put(*rows)
     await waiting(webhooks, len(rows))
     return webhooks, endpoint
@@ -124,8 +124,8 @@ async def test_lease_keeps_its_length_when_the_clock_is_set_or_another_node_lead
 async def test_only_client_events_with_the_wanted_names_become_deliveries(make_webhooks):
     box = Box()
     webhooks = await make_webhooks(box)
-    await webhooks.endpoints.create(APP, "", ["client_event", "member.added"], client_events=["client-order"])
-    await webhooks.endpoints.create(APP, "", ["client_event"])
+    await webhooks.endpoints.create(APP, None, ["client_event", "member.added"], client_events=["client-order"])
+    await webhooks.endpoints.create(APP, None, ["client_event"])
     details = [b'{"event":"client-%b","data":"1","socket_id":"1.2"}' % name for name in (b"order", b"typing")]
     box.put(
         *(transition("client_event", detail=detail) for detail in details), transition("member.added", "presence-a")
