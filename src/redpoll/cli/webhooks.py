@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
 import shutil
-import signal
 import sys
-import time
-from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from redpoll.cli.common import print_json, refuse, safe, split_words, time_text
 from redpoll.cli.execute import run
 from redpoll.cli.records_command import AppCommand, executes, records_command
-from redpoll.cli.remote import RemoteError, app_command, call, execute, session, with_secret
+from redpoll.cli.remote import app_command, execute, with_secret
+from redpoll.cli.webhook_listener import CannotStart, Listener
 from redpoll.config import config
-from redpoll.text import json_text
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from redpoll.doctor.target import Target
 
-__all__ = ["Listener", "dead_letter", "webhook"]
-
-# Of `webhook listen`: how long the server waits for a delivery, what one acknowledgement may name, how many deliveries
-# are known as done, and the longest pause after an error.
-_POLL_S: Final = 30
-_MAX_IDS: Final = 1_000
-_MAX_KNOWN: Final = 10_000
-_MAX_PAUSE_S: Final = 30.0
+__all__ = ["dead_letter", "webhook"]
 
 
 @click.group()
@@ -98,7 +81,7 @@ def webhook_create(
         raise click.UsageError("give either a URL, or --pull")
     return {
         "app": app_id,
-        "url": url or "",
+        "url": url or None,
         "client_events": split_words(client_events),
         "events": split_words(events),
         "format": format,
@@ -220,9 +203,9 @@ def webhook_listen(
     """Pull webhooks, and run COMMAND for each.
 
     COMMAND gets the body as standard input, and the headers as CGI programs do: HTTP_X_SERVICE_EVENT,
-    HTTP_X_SERVICE_DELIVERY and so on, and CONTENT_TYPE. If it exits with 0, the delivery is acknowledged. If not, the
-    delivery comes again, at first after a minute. A line is printed for each. Ctrl-C ends the command after the
-    running COMMANDs; a second one ends these too.
+    HTTP_X_SERVICE_DELIVERY and so on, and CONTENT_TYPE. If it exits with 0, the delivery is acknowledged at once. If
+    not, the delivery comes again, at first after a minute. A line is printed for each. Ctrl-C ends the command after
+    the running COMMANDs; a second one ends these too. If COMMAND can't be started, the exit code is 2.
 
     It needs a webhook without a URL: redpoll webhook create --pull. The server may be anywhere: it is asked, and needs
     no way to this machine.
@@ -237,111 +220,10 @@ def webhook_listen(
         refuse([f"there is no command {safe(command[0])} on this machine"])
     if not token:
         with_secret(target)
-    execute(Listener(target, command, endpoint, jobs, token or "", as_json).run())
-
-
-class Listener:
-    """Pulls the deliveries of `target`, at most `jobs` at a time, and runs `command` for each.
-
-    A delivery whose command has ended well isn't run again, also if its acknowledgement was lost.
-    """
-
-    def __init__(
-        self, target: Target, command: Sequence[str], endpoint: str | None, jobs: int, token: str, as_json: bool
-    ) -> None:
-        self._target = target
-        self._command = command
-        self._params = {"limit": str(jobs), "wait": str(_POLL_S)} | ({"endpoint": endpoint} if endpoint else {})
-        self._token = token
-        self._as_json = as_json
-        # Those that ended well: not acknowledged yet, and the last ones.
-        self._done: list[str] = []
-        self._known: deque[str] = deque(maxlen=_MAX_KNOWN)
-        self._stopping = asyncio.Event()
-
-    async def run(self) -> None:
-        """Runs until a signal ends it. Raises RemoteError if the server refuses."""
-        work = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):
-                asyncio.get_running_loop().add_signal_handler(number, self._stop, work)
-        pause_s = 1.0
-        async with session() as http:
-            click.echo(f"redpoll: listening at {self._target.origin}; Ctrl-C ends it", err=True)
-            while not self._stopping.is_set():
-                try:
-                    await self._acknowledge(http)
-                    deliveries = await self._pull(http)
-                except RemoteError as error:
-                    if error.status and error.status != 429 and error.status < 500:
-                        raise
-                    click.echo(f"redpoll: {error}; next try in {pause_s:g} s", err=True)
-                    await self._wait(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-                    continue
-                pause_s = 1.0
-                await asyncio.gather(*(self._handle(delivery) for delivery in deliveries))
-            await self._acknowledge(http)
-
-    def _stop(self, work: asyncio.Task[Any] | None) -> None:
-        if self._stopping.is_set() and work is not None:
-            work.cancel()
-        self._stopping.set()
-
-    async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-
-    async def _pull(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
-        """The next deliveries; none when it is to stop."""
-        asked = asyncio.ensure_future(
-            call(http, self._target, "GET", "/webhooks/stream", self._params, token=self._token, waits_s=float(_POLL_S))
-        )
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((asked, stop), return_when=asyncio.FIRST_COMPLETED)
-            return list((await asked).body["deliveries"]) if asked.done() else []
-        finally:
-            stop.cancel()
-            asked.cancel()
-
-    async def _acknowledge(self, http: aiohttp.ClientSession) -> None:
-        while self._done:
-            ids = self._done[:_MAX_IDS]
-            body = json.dumps({"ids": ids}).encode()
-            await call(http, self._target, "POST", "/webhooks/ack", body=body, token=self._token)
-            del self._done[: len(ids)]
-
-    async def _handle(self, delivery: dict[str, Any]) -> None:
-        if delivery["id"] in self._known:
-            self._done.append(delivery["id"])
-            return
-        began_s = time.monotonic()
-        headers = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in delivery["headers"].items()}
-        headers["CONTENT_TYPE"] = headers.pop("HTTP_CONTENT_TYPE", "")
-        # In a group of its own: Ctrl-C is for us.
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, env={**os.environ, **headers}, process_group=0
-        )
-        try:
-            await process.communicate(delivery["body"].encode())
-        finally:
-            if process.returncode is None:
-                process.terminate()
-        if process.returncode == 0:
-            self._done.append(delivery["id"])
-            self._known.append(delivery["id"])
-        self._print(delivery, process.returncode, time.monotonic() - began_s)
-
-    def _print(self, delivery: dict[str, Any], code: int | None, took_s: float) -> None:
-        shown = {name: delivery[name] for name in ("id", "event", "channel", "attempt")}
-        if self._as_json:
-            click.echo(json_text.compact({**shown, "exit": code, "took_ms": round(took_s * 1_000)}))
-            return
-        end = "done" if code == 0 else f"exit {code}, it comes again"
-        words = safe(f"{shown['id']}  {shown['event']}  {shown['channel']}", 400)
-        click.echo(f"{words}  attempt {shown['attempt']}  {took_s:.2f} s  {end}")
+    try:
+        sys.exit(execute(Listener(target, command, endpoint, jobs, token or "", as_json).run()))
+    except CannotStart as error:
+        refuse([error])
 
 
 @click.group("dead-letter")

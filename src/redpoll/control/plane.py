@@ -164,6 +164,7 @@ class ControlPlane:
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
         webhooks.pulls.announce = lambda app_id: link.call(keys.publish, keys.topic(app_id, PULLS_TOPIC), b"")
+        webhooks.pulls.spans = spans
         self.counters = self._counters(records, outbox)
 
     # -- the parts that answer requests

@@ -244,7 +244,7 @@ class _Checker:
                 # A webhook that is pulled has no URL.
                 if row.pop("pull", False) is ("url" in value):
                     self._fault(where, "needs either url, or pull = true")
-                row.setdefault("url", "")
+                row.setdefault("url", None)
             for needed in _REQUIRED.get(name, ()):
                 if isinstance(value, dict) and needed not in value and not (needed == "keep" and "max_rate" in value):
                     self._fault(where, f"needs {needed}")

@@ -1,10 +1,12 @@
 """Webhook deliveries and their attempts in the record store. control/webhooks decides when to attempt one.
 
-    waiting ──2xx──────────────────────────> delivered ┐
-       ↑ │ └─the last failure──> failed ──discard──> discarded ┴─> removed when old
-       └─┴──a failure; retry──────┘  └──one too many──> removed
+    waiting ──2xx, or acknowledged──────────────┬──> delivered ─┐
+       ↑ │ └─the last failure──> failed ──late──┘               ├─> removed when old
+       │ │                       │ │ └──discard────> discarded ─┘
+       └─┴──a failure; retry─────┘ └──one too many──> removed
 
 Every update checks the state that it starts from, so a late update changes nothing. A failed delivery is a dead letter.
+Of those that back ends pull (pulled.py), a late acknowledgement ends dead letters too.
 If the operator retries it, it waits again, and `cycle_from` counts the attempts before.
 """
 

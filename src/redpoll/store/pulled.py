@@ -10,21 +10,34 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from redpoll.store.deliveries import AttemptRow, Result, Waiting, put_results
+from redpoll.store.deliveries import BATCH, AttemptRow, Result, Waiting, put_results
 from redpoll.store.schema import attempts, deliveries
 
-__all__ = ["Acknowledged", "acknowledge", "due", "hand_out", "has_run_out", "next_due", "run_out"]
+__all__ = ["Ended", "acknowledge", "due", "hand_out", "has_run_out", "next_due", "run_out"]
 
 _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _TRIES: Final = deliveries.c.attempts - deliveries.c.cycle_from
+# An acknowledgement ends these, also dead letters.
+_HANDED_OUT: Final = deliveries.c.state.in_(("waiting", "failed")) & (deliveries.c.attempts > 0)
+# PostgreSQL's integers have 32 bits. It is 24 days: so late may an acknowledgement of a dead letter come.
+_MAX_MS: Final = 2**31 - 1
 
 
-class Acknowledged(NamedTuple):
-    """A delivery that an acknowledgement ended."""
+class Ended(NamedTuple):
+    """A delivery that was acknowledged, or became a dead letter. `waited`: until now. `size` is that of its body."""
 
     number: int
     endpoint_id: str
-    attempts: int
+    waited: bool
+    size: int
+
+
+_ENDED: Final = (
+    deliveries.c.number,
+    deliveries.c.endpoint_id,
+    (deliveries.c.state == "waiting").label("waited"),
+    sa.func.length(deliveries.c.body),
+)
 
 
 async def due(
@@ -60,23 +73,22 @@ async def hand_out(
 
 async def acknowledge(
     connection: AsyncConnection, endpoint_ids: Collection[str], ids: Sequence[str], now_s: float, outcome: str
-) -> list[Acknowledged]:
+) -> list[Ended]:
     """Ends those of these deliveries that were handed out, also after their lease, or as dead letters. Returns them."""
-    handed_out = deliveries.c.state.in_(("waiting", "failed")) & (deliveries.c.attempts > 0)
-    which = deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & handed_out
-    columns = (deliveries.c.number, deliveries.c.endpoint_id, deliveries.c.attempts)
-    found = [Acknowledged(*row) for row in await connection.execute(sa.select(*columns).where(which))]
+    which = deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & _HANDED_OUT
+    found = [Ended(*row) for row in await connection.execute(sa.select(*_ENDED).where(which))]
     if not found:
         return []
     numbers = [one.number for one in found]
-    ended = sa.update(deliveries).where(deliveries.c.number.in_(numbers)).values(state="delivered", at=now_s)
-    await connection.execute(ended)
+    ended = sa.update(deliveries).where(deliveries.c.number.in_(numbers), _HANDED_OUT)
+    await connection.execute(ended.values(state="delivered", at=now_s))
     last = sa.select(deliveries.c.attempts).where(deliveries.c.number == attempts.c.delivery).scalar_subquery()
-    took_ms = sa.cast((now_s - attempts.c.at) * 1_000, sa.Integer)
+    took_ms = (now_s - attempts.c.at) * 1_000
+    duration_ms = sa.case((took_ms <= 0, 0), (took_ms >= _MAX_MS, _MAX_MS), else_=sa.cast(took_ms, sa.Integer))
     completed = (
         sa.update(attempts)
         .where(attempts.c.delivery.in_(numbers), attempts.c.n == last)
-        .values(outcome=outcome, reason="acknowledged", duration_ms=sa.case((took_ms > 0, took_ms), else_=0))
+        .values(outcome=outcome, reason="acknowledged", duration_ms=duration_ms)
     )
     await connection.execute(completed)
     return found
@@ -90,11 +102,18 @@ async def has_run_out(
     return bool((await connection.execute(query)).scalar_one())
 
 
-async def run_out(connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> int:
-    """Makes dead letters of the deliveries whose last lease has ended. Returns their number."""
+async def run_out(
+    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int
+) -> list[Ended]:
+    """Makes dead letters of the deliveries whose last lease has ended, of at most BATCH, and returns them."""
     which = _run_out(endpoint_ids, now_s, max_attempts)
-    change = sa.update(deliveries).where(*which).values(state="failed", at=now_s)
-    return (await connection.execute(change)).rowcount
+    rows = await connection.execute(sa.select(*_ENDED).where(*which).order_by(deliveries.c.number).limit(BATCH))
+    found = [Ended(*row) for row in rows]
+    if found:
+        numbers = [one.number for one in found]
+        change = sa.update(deliveries).where(deliveries.c.number.in_(numbers), *which)
+        await connection.execute(change.values(state="failed", at=now_s))
+    return found
 
 
 def _run_out(endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -11,7 +11,7 @@ PATH = "/apps/3/webhooks/stream"
 @pytest.fixture
 async def token(plane) -> str:
     """A token with the scope of pulls; the app has a webhook without a URL."""
-    await plane.plane._webhooks.endpoints.create("3", "")
+    await plane.plane._webhooks.endpoints.create("3", None)
     _, plain = await plane.records.create_token("3", "t", ("webhooks",), None)
     return plain
 
@@ -25,3 +25,9 @@ async def test_a_worker_learns_for_how_long_to_wait(workers_request, token, quer
     reply = await workers_request("GET", PATH + query, fields=shown)
     assert (reply.status, reply.json(), "x-pull-wait" in reply.headers) == (200, {"deliveries": []}, False)
     assert reply.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("bearer", ["a:b.c", "key-3:a.b.c"])
+async def test_grant_pulls_nothing(workers_request, token, bearer):
+    reply = await workers_request("GET", PATH, fields={"Authorization": f"Bearer {bearer}"}, flags=STREAM)
+    assert (reply.status, reply.json()["code"]) == (401, "unauthorized")

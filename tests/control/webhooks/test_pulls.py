@@ -4,15 +4,19 @@ import asyncio
 
 import pytest
 
-from redpoll.control.records.records import RecordError
+from redpoll.config.settings import Settings
+from redpoll.control.records.records import RecordError, Records
+from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.pulls import MAX_LIMIT
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.store.store import Store
 from transitions import APP, OTHER, Box, transition
 
 
 async def waiting(webhooks, count, app_id=APP):
     """Waits until this many deliveries are in the store."""
     async with asyncio.timeout(60):
-        while len(await webhooks.deliveries(app_id, states=("waiting",), limit=1_000)) != count:
+        while len(await webhooks.deliveries(app_id, states=("waiting",), limit=10_000)) != count:
             await asyncio.sleep(0.01)
 
 
@@ -20,7 +24,7 @@ async def pulled(make_webhooks, *rows, **settings):
     """A started Webhooks with an endpoint that is pulled, and these deliveries."""
     box = Box()
     webhooks = await make_webhooks(box, **settings)
-    endpoint = await webhooks.endpoints.create(APP, "")
+    endpoint = await webhooks.endpoints.create(APP, None)
     box.put(*rows)
     await waiting(webhooks, len(rows))
     return webhooks, endpoint
@@ -58,6 +62,7 @@ async def test_unacknowledged_delivery_comes_again_by_the_schedule_and_ends_as_d
     assert await take(webhooks) == [(delivery_id, 4)]
     assert await webhooks.pulls.acknowledge(APP, [delivery_id]) == 1
     assert webhooks.pulls.attempts == {"unacked": 3, "delivered": 1}
+    assert webhooks.attempts_by_app() == {APP: (1, 3)}
 
 
 async def test_acknowledgement_ends_a_delivery_once_also_a_late_one(make_webhooks, clock, store):
@@ -94,6 +99,72 @@ async def test_no_delivery_has_two_leases_and_none_is_sent(make_webhooks):
         await webhooks.endpoints.change(endpoint.id, "https://example.com/")
 
 
+async def test_two_nodes_on_one_database_hand_out_each_delivery_once_within_its_lease(postgres_url, clock):
+    """Each node has its own connections, records and endpoints."""
+    stores = [await Store.open(postgres_url) for _ in range(2)]
+    nodes = []
+    try:
+        for store in stores:
+            records = Records(store)
+            await records.load()
+            if not nodes:
+                await records.upsert_app(APP, "a" * 20, "b" * 40)
+            nodes.append(Webhooks(store, records, Settings(), clock=clock, steady=clock.steady))
+            await nodes[-1].load()
+            if len(nodes) == 1:
+                await nodes[0].endpoints.create(APP, None)
+        box = Box(*(transition(channel=f"c{n}") for n in range(40)))
+        nodes[0].start(box, lambda *_: None)
+        await waiting(nodes[0], 40)
+        for attempt in (1, 2):
+            answers = await asyncio.gather(*(take(node, 5) for node in nodes * 5))
+            taken = [one for answer in answers for one in answer]
+            assert (len(set(taken)), len(taken), {number for _, number in taken}) == (40, 40, {attempt})
+            assert [await take(node) for node in nodes] == [[], []]
+            clock.advance(61)
+        # Each node acknowledges what the other may have handed out.
+        ids = [delivery_id for delivery_id, _ in taken]
+        ended = await asyncio.gather(*(node.pulls.acknowledge(APP, ids) for node in nodes))
+        assert sum(ended) == 40
+        assert [await take(node) for node in nodes] == [[], []]
+    finally:
+        for node in nodes:
+            await node.finish()
+        for store in stores:
+            await store.close()
+
+
+async def test_acknowledged_deliveries_make_room_at_once_also_those_that_another_node_ended(make_webhooks):
+    """Deliveries were dropped although none waited: the bound was counted again only every five seconds."""
+    box = Box()
+    webhooks = await make_webhooks(box, webhook_max_waiting=1_000)
+    other = await make_webhooks()
+    await webhooks.endpoints.create(APP, None)
+    await other.load()
+
+    async def fill(prefix, count):
+        box.put(*(transition(channel=f"private-{prefix}{n}") for n in range(count)))
+        await waiting(webhooks, 1_000)
+
+    await fill("a", 1_000)
+    for number, node in enumerate((webhooks, other)):
+        for _ in range(10):
+            ids = [delivery_id for delivery_id, _ in await take(node)]
+            assert await node.pulls.acknowledge(APP, ids) == 100
+        await fill(f"b{number}", 1_000)
+    assert webhooks.counters()["webhook_deliveries_dropped_total"] == 0
+
+
+async def test_delivery_that_is_pulled_carries_its_trace(make_webhooks):
+    webhooks, _ = await pulled(make_webhooks, transition("client_event", trace="ab" * 16))
+    sent = []
+    webhooks.pulls.spans = Spans(sent.append, 1)
+    ((delivery,), _) = await webhooks.pulls.hand_out(APP, None, 1)
+    (span,) = sent
+    assert delivery.headers["traceparent"] == f"00-{'ab' * 16}-{span.span_id}-01"
+    assert (span.name, span.attributes["redpoll.delivery"]) == ("webhook", delivery.id)
+
+
 async def test_disabled_endpoint_hands_out_nothing_and_another_app_has_none(make_webhooks):
     webhooks, endpoint = await pulled(make_webhooks, transition())
     await webhooks.endpoints.set_enabled(endpoint.id, False)
@@ -124,8 +195,8 @@ async def test_lease_keeps_its_length_when_the_clock_is_set_or_another_node_lead
 async def test_only_client_events_with_the_wanted_names_become_deliveries(make_webhooks):
     box = Box()
     webhooks = await make_webhooks(box)
-    await webhooks.endpoints.create(APP, "", ["client_event", "member.added"], client_events=["client-order"])
-    await webhooks.endpoints.create(APP, "", ["client_event"])
+    await webhooks.endpoints.create(APP, None, ["client_event", "member.added"], client_events=["client-order"])
+    await webhooks.endpoints.create(APP, None, ["client_event"])
     details = [b'{"event":"client-%b","data":"1","socket_id":"1.2"}' % name for name in (b"order", b"typing")]
     box.put(
         *(transition("client_event", detail=detail) for detail in details), transition("member.added", "presence-a")

@@ -3,32 +3,18 @@
 import asyncio
 import itertools
 import json
-import os
-import signal
-import sys
 
 import pytest
-from click.testing import CliRunner
 
-from reading import read_token
-from redpoll.cli import main
-from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP
-from server import Server
-from wire import Api, Socket, signed_path
-
-CHANNELS = iter(f"pulled-{n}" for n in range(10_000))
+from pulled_server import acknowledge, occupying, pull, pulled_server
+from redpoll.http.reader import ParsedRequest
+from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, Pulls
+from wire import Api, signed_path
 
 
 @pytest.fixture(scope="module")
 def server():
-    """One worker; the app's webhook has no URL, and what isn't acknowledged within a second comes again."""
-    settings = {"webhook_acknowledge_within_s": 1, "webhook_retry_after_s": ",".join(["0.5"] * 20)}
-    with Server(workers=1, webhook_debounce_s=0, **settings) as running:
-        words = ["webhook", "create", running.app_id, "--pull", "--events", "channel.occupied", "--json"]
-        made = CliRunner().invoke(main, [*words, "--data-dir", str(running.folder / "data")])
-        assert made.exit_code == 0, made.output
-        running.webhook = json.loads(made.stdout)
-        running.token = read_token(running, "webhooks")
+    with pulled_server() as running:
         yield running
 
 
@@ -40,30 +26,8 @@ async def api(server):
 
 @pytest.fixture
 async def occupy(server):
-    """`await occupy()`: occupies another channel, and returns its name."""
-    socket = await Socket.connect(server)
-
-    async def subscribe() -> str:
-        channel = next(CHANNELS)
-        await socket.subscribe(channel)
-        return channel
-
-    yield subscribe
-    await socket.close()
-
-
-async def acknowledge(api, deliveries) -> int:
-    status, body = await api.ask("POST", "/webhooks/ack", {"ids": [one["id"] for one in deliveries]})
-    assert status == 200, body
-    return body["acknowledged"]
-
-
-async def pull(api, **params) -> list:
-    status = 429
-    while status == 429:
-        status, body = await api.ask("GET", "/webhooks/stream", params=params)
-    assert status == 200, body
-    return body["deliveries"]
+    async with occupying(server) as occupied:
+        yield occupied
 
 
 async def test_request_waits_for_a_delivery_which_comes_until_it_is_acknowledged(server, api, occupy):
@@ -116,27 +80,53 @@ async def test_waiting_requests_of_an_app_are_bounded_and_share_the_deliveries(a
     assert await acknowledge(api, taken) == 8
 
 
-async def test_listen_runs_a_command_until_it_ends_well_and_stops_at_a_signal(server, occupy, tmp_path):
-    number = "$HTTP_X_SERVICE_ATTEMPT"
-    script = f"cat > {tmp_path}/$HTTP_X_SERVICE_DELIVERY.{number}; test {number} != 1 || exit 3"
-    url = f"http://127.0.0.1:{server.port}/apps/{server.app_id}"
-    listener = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "redpoll", "webhook", "listen", "--url", url, "--json", "--", "sh", "-c", script),
-        env={**os.environ, "REDPOLL_TOKEN": server.token},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(100):
-            channel = await occupy()
-            lines = [json.loads(await listener.stdout.readline()) for _ in range(2)]
-            listener.send_signal(signal.SIGINT)
-            assert await listener.wait() == 0
-    finally:
-        if listener.returncode is None:
-            listener.kill()
-    assert [(line["channel"], line["attempt"], line["exit"]) for line in lines] == [(channel, 1, 3), (channel, 2, 0)]
-    body = json.loads((tmp_path / f"{lines[0]['id']}.2").read_text())
-    assert (body["event"], body["data"]["channel"]) == ("channel.occupied", channel)
+class Asking:
+    """The connection of a request: how often it asked control, and that it was told nothing else."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def recognised(self):
+        pass
+
+    def ask(self, pull):
+        self.asked += 1
+
+
+class Deaf:
+    """Hears no topic."""
+
+    def topic(self, app_id, name):
+        return name
+
+    def add(self, listener):
+        self.listener = listener
+
+    def remove(self, listener):
+        pass
+
+
+async def test_woken_request_whose_client_leaves_wakes_the_next():
+    """The delivery waited until the next of them asked by itself, for up to 8 s."""
+    pulls = Pulls(deaf := Deaf(), lambda: True)
+    request = ParsedRequest(0, b"GET", b"/apps/1/webhooks/stream", [], [], b"")
+    nothing = b"HTTP/1.1 200 OK\r\nX-Stream-App: 1\r\nX-Pull-Wait: 60 \r\n\r\n{}"
+    peers = [Asking() for _ in range(3)]
+    waiting = [pulls.begin(peer, request) for peer in peers]
+    for one in waiting:
+        one.ask()
+        # At first, and again once it hears the app's deliveries.
+        one.answered(0, nothing)
+        one.answered(0, nothing)
+    assert [peer.asked for peer in peers] == [2, 2, 2]
+    deaf.listener.pushed(b"")
+    assert [peer.asked for peer in peers] == [3, 2, 2]
+    waiting[0].left()
+    assert [peer.asked for peer in peers] == [3, 3, 2]
+    # One that nobody has woken takes nothing with it.
+    waiting[2].left()
+    waiting[1].left()
+    assert ([peer.asked for peer in peers], len(pulls)) == ([3, 3, 2], 0)
 
 
 async def test_what_cannot_be_asked_is_refused(api):

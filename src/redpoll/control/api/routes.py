@@ -205,6 +205,7 @@ def routes_of(
                 allow_stream,
                 scope="read",
                 cross_origin=True,
+                takes_grants=True,
                 about=About(
                     "Read a channel with history: what is stored, and what comes, by the Durable Streams protocol 1.0 "
                     "or as server-sent events. A grant that opens the channel is accepted as bearer token.",

@@ -78,7 +78,8 @@ async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_
         raise CommandError("the server is still starting; try again in a moment")
     shown: dict[str, Any] = {"url": planned.url, "fault": None}
     wanted = (planned.url, sorted(planned.events), sorted(planned.channels))
-    if any((own.url, sorted(own.events), sorted(own.channels)) == wanted for own in webhooks.endpoints.of_app(app_id)):
+    with_url = [own for own in webhooks.endpoints.of_app(app_id) if not own.pulled]
+    if any((own.url, sorted(own.events), sorted(own.channels)) == wanted for own in with_url):
         return {**shown, "outcome": "unchanged"}
     try:
         fault = webhooks.endpoints.fault_of(planned.url, planned.events, _FORMAT, planned.channels)

@@ -26,6 +26,8 @@ from redpoll.store.webhooks import Endpoint
 
 __all__ = ["AppPlan", "Wanted", "WantedKey", "WantedToken", "WantedWebhook"]
 
+# What a webhook gets, besides its format.
+_LISTS = ("events", "channels", "client_events")
 _WEBHOOK_SECRET = re.compile(r"[!-~]{1,64}").fullmatch
 
 
@@ -36,8 +38,8 @@ class WantedKey(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WantedWebhook(msgspec.Struct, forbid_unknown_fields=True):
-    # "": its deliveries are pulled.
-    url: str
+    # None: its deliveries are pulled.
+    url: str | None
     events: tuple[str, ...] = (ALL,)
     format: str = FORMATS[0]
     channels: tuple[str, ...] = ()
@@ -220,11 +222,9 @@ class AppPlan:
     def _webhooks(
         self, before: Sequence[Endpoint], url_fault: Callable[[WantedWebhook], str | None]
     ) -> Iterable[Endpoint]:
-        """The app's endpoints as they will be. Those with one URL are matched in their order."""
-        left: dict[str, list[Endpoint]] = {}
-        for endpoint in before:
-            left.setdefault(endpoint.url, []).append(endpoint)
+        """The app's endpoints as they will be."""
         after = {endpoint.id: endpoint for endpoint in before}
+        own = _matched(self._wanted.webhooks, before)
         for number, wanted in enumerate(self._wanted.webhooks):
             fault = url_fault(wanted)
             if fault is not None:
@@ -233,11 +233,12 @@ class AppPlan:
                 self.faults.append(
                     (f"webhooks[{number}].secret", "a webhook's secret must have 1 to 64 letters and signs")
                 )
-            same = left.get(wanted.url)
-            endpoint = self._changed_endpoint(same.pop(0), wanted) if same else self._new_endpoint(wanted)
+            same = own.get(number)
+            endpoint = self._new_endpoint(wanted) if same is None else self._changed_endpoint(same, wanted)
             after[endpoint.id] = endpoint
         if self._prune:
-            for endpoint in (one for same in left.values() for one in same):
+            named = {endpoint.id for endpoint in own.values()}
+            for endpoint in (one for one in before if one.id not in named):
                 self.changed_endpoints.append(deleted(endpoint, self._now_s))
                 self.changes.append(f"webhook {target_of(endpoint)}: deleted")
                 del after[endpoint.id]
@@ -252,7 +253,7 @@ class AppPlan:
         endpoint = Endpoint(
             id=secrets.token_hex(6),
             app_id=self._wanted.id,
-            url=wanted.url,
+            url=wanted.url or "",
             secret=secret,
             events=tuple(dict.fromkeys(wanted.events)),
             channels=tuple(dict.fromkeys(wanted.channels)),
@@ -270,7 +271,7 @@ class AppPlan:
 
     def _changed_endpoint(self, own: Endpoint, wanted: WantedWebhook) -> Endpoint:
         values: dict[str, Any] = {}
-        for name in ("events", "channels", "client_events"):
+        for name in _LISTS:
             if set(getattr(own, name)) != set(getattr(wanted, name)):
                 values[name] = tuple(dict.fromkeys(getattr(wanted, name)))
         if own.format != wanted.format:
@@ -324,6 +325,35 @@ class AppPlan:
                 if token.name not in named:
                     self.revoked_tokens.append(token)
                     self.changes.append(f"token {token.name}: revoked")
+
+
+def _matched(wanted: Sequence[WantedWebhook], before: Sequence[Endpoint]) -> dict[int, Endpoint]:
+    """The endpoints that the file means, by the place of the webhook in the file. Several may have the same URL, or
+    none: then a webhook is the one with its secret, or else the one that gets the same, or else the oldest."""
+    left: dict[str, list[Endpoint]] = {}
+    for endpoint in before:
+        left.setdefault(endpoint.url, []).append(endpoint)
+    found: dict[int, Endpoint] = {}
+    for is_it in (_has_secret, _gets_the_same, _is_any):
+        for number, one in enumerate(wanted):
+            same = left.get(one.url or "", [])
+            match = None if number in found else next((own for own in same if is_it(one, own)), None)
+            if match is not None:
+                found[number] = match
+                same.remove(match)
+    return found
+
+
+def _has_secret(wanted: WantedWebhook, own: Endpoint) -> bool:
+    return wanted.secret is not None and _same(wanted.secret, own.secret)
+
+
+def _gets_the_same(wanted: WantedWebhook, own: Endpoint) -> bool:
+    return own.format == wanted.format and all(set(getattr(own, name)) == set(getattr(wanted, name)) for name in _LISTS)
+
+
+def _is_any(_wanted: WantedWebhook, _own: Endpoint) -> bool:
+    return True
 
 
 def _same(secret: str, other: str) -> bool:

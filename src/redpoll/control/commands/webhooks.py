@@ -179,7 +179,7 @@ def _state_shape(delivery: Delivery) -> dict[str, Any]:
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
     # {app, url, events, format, channels, client_events, pin} -> webhook with its secret; only this and `rotate` show a
-    # secret. `url` "": its deliveries are pulled.
+    # secret. `url` null: its deliveries are pulled.
     "webhook create": _create,
     "webhook list": _list,  # {app} -> [webhook]
     "webhook enable": _enable,  # {id} -> webhook

@@ -286,7 +286,7 @@ def _fields_of(form: Form, *, pulled: bool) -> dict[str, Any]:
     if pulled and form.text("url"):
         form.fault("url", "Leave the URL empty if your back end pulls.")
     return {
-        "url": form.text("url"),
+        "url": None if pulled else form.text("url"),
         "events": events,
         "format": form.choice("format", FORMATS, FORMATS[0]),
         "channels": form.text("channels").replace(",", "\n").split(),

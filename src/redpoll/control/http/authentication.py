@@ -137,7 +137,8 @@ class Authentication:
         if route.access is Access.MANAGE:
             self._authenticate_manager(request)
             return
-        if request.flags & STREAM and has_token(request.headers) and is_grant(bearer_of(request.headers)):
+        may_be_reader = route.takes_grants and request.flags & STREAM and has_token(request.headers)
+        if may_be_reader and is_grant(bearer_of(request.headers)):
             self._authenticate_reader(request)
             return
         prefix = self._prefix_of(request.path)

@@ -98,6 +98,7 @@ class Route:
 
     `scope`: the scope that a token needs (protocol.tokens.SCOPES); empty if the route needs no app credential.
     `limited`: the rate limit of triggers applies. `cross_origin`: pages of the app's allowed origins may call it.
+    `takes_grants`: a grant that opens the channel in its path is a credential too, if a worker asks.
     `about`: None if the route isn't in the OpenAPI document.
 
     `takes_body`: its requests have a body; that of others isn't waited for.
@@ -120,6 +121,7 @@ class Route:
         "place",
         "scope",
         "takes_body",
+        "takes_grants",
         "times",
         "wants_credential",
     )
@@ -136,6 +138,7 @@ class Route:
         scope: str = "",
         limited: bool = False,
         cross_origin: bool = False,
+        takes_grants: bool = False,
         about: About | None = None,
     ) -> None:
         self.method = method
@@ -150,6 +153,7 @@ class Route:
         self.limited = limited
         self.about = about
         self.cross_origin = cross_origin
+        self.takes_grants = takes_grants
         self.answers: dict[int, int] = {}
         self.times = no_times()
         self.microseconds = 0

@@ -28,11 +28,11 @@ _Body = TypeVar("_Body")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def endpoint_url(new: NewWebhook) -> str:
-    """The URL of a new webhook, "" if its deliveries are pulled. Raises ApiError unless it has one of both."""
+def endpoint_url(new: NewWebhook) -> str | None:
+    """The URL of a new webhook, None if its deliveries are pulled. Raises ApiError unless it has one of both."""
     if new.pull is not (new.url is UNSET):
         raise ApiError("bad_request", "a webhook needs either a url, or pull: true")
-    return "" if new.url is UNSET else new.url
+    return None if new.url is UNSET else new.url
 
 
 class Managed:

@@ -5,7 +5,8 @@
         deliver               for each worker and channel: from the receipt to the write to the last socket
     client event              a client event that webhooks want
       deliver
-      webhook                 an attempt to deliver it; the receiver gets this span in `traceparent`
+      webhook                 an attempt to deliver it; the receiver gets this span in `traceparent`. Of a delivery
+                              that is pulled, the moment at which it was handed out
 
 The parent of `deliver` travels with the event, after its trace id. otlp.py sends the spans. Without OpenTelemetry none
 of this runs.
@@ -266,24 +267,31 @@ class Spans:
         self, attempted: Attempted, began_us: int, duration_ms: int, status: int | None, error: str, **attributes: Any
     ) -> None:
         """The attempt ended after `duration_ms`. `error` is empty if it succeeded."""
-        if not attempted.is_recorded:
-            return
-        named = {f"redpoll.{name}": value for name, value in attributes.items()}
+        named: dict[str, Any] = {"http.request.method": "POST"}
         if status is not None:
             named["http.response.status_code"] = status
-        self._send(
-            SpanData(
-                attempted.trace_id,
-                attempted.span_id,
-                attempted.parent_id,
-                "webhook",
-                Kind.CLIENT,
-                began_us,
-                began_us + duration_ms * 1000,
-                {"http.request.method": "POST", **named},
-                error,
-            )
-        )
+        self._send_attempt(attempted, Kind.CLIENT, began_us, began_us + duration_ms * 1000, named, attributes, error)
+
+    def handed_out(self, trace_id: str | None, at_us: int, **attributes: Any) -> str:
+        """A delivery was handed out to a back end that pulls. Returns its `traceparent`."""
+        attempted = self.begin_attempt(trace_id)
+        self._send_attempt(attempted, Kind.PRODUCER, at_us, at_us, {}, attributes, "")
+        return attempted.traceparent
+
+    def _send_attempt(
+        self,
+        attempted: Attempted,
+        kind: Kind,
+        began_us: int,
+        ended_us: int,
+        named: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+        error: str,
+    ) -> None:
+        if attempted.is_recorded:
+            own = {f"redpoll.{name}": value for name, value in attributes.items()}
+            ids = attempted.trace_id, attempted.span_id, attempted.parent_id
+            self._send(SpanData(*ids, "webhook", kind, began_us, ended_us, {**named, **own}, error))
 
     def flush(self) -> None:
         """Called once a second."""

@@ -147,7 +147,7 @@ class Endpoints:
     async def create(
         self,
         app_id: str,
-        url: str,
+        url: str | None,
         events: Sequence[str] = (ALL,),
         format: str = FORMATS[0],
         channels: Sequence[str] = (),
@@ -158,14 +158,14 @@ class Endpoints:
     ) -> Endpoint:
         """Creates an enabled endpoint with a new secret of 40 hex digits.
 
-        `url` "": the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
+        `url` None: the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
         are prefixes; empty means every channel. `client_events` are names of client events; empty means each of them.
         `pin`: accept only the certificate that the receiver shows now.
         """
         endpoint = Endpoint(
             id=secrets.token_hex(6),
             app_id=app_id,
-            url=url,
+            url=url or "",
             secret=secrets.token_hex(20),
             events=tuple(dict.fromkeys(events)),
             channels=tuple(dict.fromkeys(channels)),
@@ -173,11 +173,11 @@ class Endpoints:
             format=format,
             created_at=self._clock(),
         )
-        self._check(endpoint)
+        self._check(endpoint, url)
         self.check_app(app_id)
         if pin:
             check_has_url(endpoint)
-            endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(url))
+            endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(endpoint.url))
         async with self._edit(app_id, endpoint.id, by) as edit:
             if len(self.of_app(app_id)) >= MAX_ENDPOINTS:
                 raise RecordConflict(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
@@ -201,15 +201,14 @@ class Endpoints:
         """Changes the values that are not None; `enabled` as `set_enabled` does.
 
         Waiting deliveries go to the new URL, in the format in which they were rendered. If the URL of a pinned endpoint
-        changes, the new receiver's certificate is pinned. An endpoint whose deliveries are pulled can't get a URL, nor
-        one with a URL lose it.
+        changes, the new receiver's certificate is pinned. An endpoint whose deliveries are pulled can't get a URL.
         """
         before = self.get(endpoint_id)
         values: dict[str, object] = {}
         if url is not None:
             values["url"] = url
-            if bool(url) is before.pulled:
-                raise RecordError("a webhook that is pulled has no URL, and one with a URL keeps one: create another")
+            if before.pulled:
+                raise RecordError("a webhook that is pulled has no URL: create another")
         for name, words in (("events", events), ("channels", channels), ("client_events", client_events)):
             if words is not None:
                 values[name] = tuple(dict.fromkeys(words))
@@ -217,7 +216,8 @@ class Endpoints:
             values["format"] = format
         if enabled is not None and enabled != before.enabled:
             values["disabled_at"] = None if enabled else self._clock()
-        self._check(msgspec.structs.replace(before, **values))
+        asked_url = before.url if url is None else url
+        self._check(msgspec.structs.replace(before, **values), None if before.pulled else asked_url)
         if url is not None and before.pin and url != before.url:
             values["pin"] = await self._capture_pin(url)
         return await self._put(endpoint_id, values, "webhook change", by)
@@ -369,7 +369,7 @@ class Endpoints:
 
     def fault_of(
         self,
-        url: str,
+        url: str | None,
         events: Sequence[str],
         format: str,
         channels: Sequence[str],
@@ -377,25 +377,25 @@ class Endpoints:
     ) -> str | None:
         """Why `create` would refuse these values; None if it wouldn't."""
         try:
-            self._check(
-                Endpoint(
-                    id="",
-                    app_id="",
-                    url=url,
-                    secret="",
-                    events=tuple(events),
-                    channels=tuple(channels),
-                    client_events=tuple(client_events),
-                    format=format,
-                    created_at=0.0,
-                )
+            endpoint = Endpoint(
+                id="",
+                app_id="",
+                url=url or "",
+                secret="",
+                events=tuple(events),
+                channels=tuple(channels),
+                client_events=tuple(client_events),
+                format=format,
+                created_at=0.0,
             )
+            self._check(endpoint, url)
         except RecordError as error:
             return str(error)
         return None
 
-    def _check(self, endpoint: Endpoint) -> None:
-        if not endpoint.pulled and (fault := self._sender().check_url(endpoint.url)) is not None:
+    def _check(self, endpoint: Endpoint, url: str | None) -> None:
+        """`url`: the one that it was given. An empty one is refused like any other wrong one."""
+        if url is not None and (fault := self._sender().check_url(url)) is not None:
             raise RecordError(fault)
         check_wanted(endpoint)
 

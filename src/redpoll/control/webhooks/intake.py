@@ -184,7 +184,7 @@ class Intake:
                     known = await delivery_rows.known(connection, [delivery["id"] for _, delivery in new])
                     new, states = self._announced.without_repeats(new, known)
                 deliveries = await self._with_endpoint(connection, [delivery for _, delivery in new])
-                fitting, others = self._bound.divide(deliveries)
+                fitting, others = await self._divide(connection, deliveries)
                 if others:
                     present = await delivery_rows.known(connection, [delivery["id"] for delivery in others])
                     dropped.update(one["endpoint_id"] for one in others if one["id"] not in present)
@@ -202,6 +202,17 @@ class Intake:
             for row, delivery in new:
                 if row.trace is not None and delivery["id"] in written_ids:
                     self._on_traced(row, delivery["id"], delivery["endpoint_id"])
+
+    async def _divide(
+        self, connection: AsyncConnection, deliveries: Sequence[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """As WaitingBound.divide. Nothing is dropped because of deliveries that wait no longer."""
+        fitting, others = self._bound.divide(deliveries)
+        if to_count := self._bound.to_count(others):
+            depths = await delivery_rows.depths(connection, to_count, sum_from=self._bound.sum_from)
+            self._bound.counted(to_count, depths)
+            fitting, others = self._bound.divide(deliveries)
+        return fitting, others
 
     async def _read_announced(self) -> None:
         connects = self._outbox.connects

@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from redpoll.control.records.records import RecordError
+from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.payloads import headers
 from redpoll.protocol.apps import Key
 from redpoll.store import pulled as pulled_rows
-from redpoll.store.deliveries import Waiting
+from redpoll.store.deliveries import BATCH, Waiting
 from redpoll.store.leadership import Changes
+from redpoll.store.pulled import Ended
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -44,7 +46,7 @@ class Handed(NamedTuple):
     body: bytes
 
 
-def _ignore(app_id: str) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 
@@ -53,8 +55,9 @@ class Pulls:
     lease. `signing_key(app_id)` returns the app's key, `clock()` Unix seconds.
 
     `attempts` counts outcomes since the start: deliveries that were acknowledged, and leases that ended without.
-    `failed_total` counts dead letters. `announce(app_id)` tells all workers that deliveries of the app may be due;
-    plane.py sets it.
+    `by_app` has both by app id, in this order; `failed_total` counts dead letters. `on_left(endpoint_id, size)`: a
+    delivery with a body of this size no longer waits. plane.py sets `announce(app_id)`, which tells all workers that
+    deliveries of the app may be due, and `spans`, None unless OpenTelemetry is on.
     """
 
     def __init__(
@@ -65,16 +68,20 @@ class Pulls:
         lease_s: float,
         signing_key: Callable[[str], Key | None],
         clock: Callable[[], float] = time.time,
+        on_left: Callable[[str, int], None] = _ignore,
     ) -> None:
         self.attempts: Counter[str] = Counter()
+        self.by_app: dict[str, tuple[int, int]] = {}
         self.failed_total = 0
         self.announce: Callable[[str], None] = _ignore
+        self.spans: Spans | None = None
         self.lease_s = lease_s
         self._store = store
         self._endpoints = endpoints
         self._retry_after_s = tuple(retry_after_s)
         self._signing_key = signing_key
         self._clock = clock
+        self._on_left = on_left
 
     @property
     def _max_attempts(self) -> int:
@@ -100,7 +107,7 @@ class Pulls:
                 connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKED
             )
         # An earlier lease of these ended without an acknowledgement.
-        self.attempts[Outcome.UNACKED] += sum(one.attempts > one.cycle_from for one in chosen)
+        self._count(app_id, Outcome.UNACKED, sum(one.attempts > one.cycle_from for one in chosen))
         handed = [self._handed(endpoints[one.endpoint_id], one, now_s) for one in chosen]
         return handed, None if handed else 0.0
 
@@ -112,24 +119,32 @@ class Pulls:
             return 0
         async with self._store.change() as connection:
             ended = await pulled_rows.acknowledge(connection, endpoints, ids, self._clock(), Outcome.DELIVERED)
-        self.attempts[Outcome.DELIVERED] += len(ended)
+        self._count(app_id, Outcome.DELIVERED, len(ended))
+        self._left(ended)
         return len(ended)
 
     # -- what the leader does
 
     async def run_out(self, store: Changes) -> int:
         """Makes dead letters of the deliveries whose last lease has ended. Returns how many."""
-        endpoints = [one.id for one in self._endpoints.every() if one.pulled and one.enabled]
-        if not endpoints:
+        apps = {one.id: one.app_id for one in self._endpoints.every() if one.pulled and one.enabled}
+        if not apps:
             return 0
         async with store.reading() as connection:
-            if not await pulled_rows.has_run_out(connection, endpoints, self._clock(), self._max_attempts):
+            if not await pulled_rows.has_run_out(connection, apps, self._clock(), self._max_attempts):
                 return 0
-        async with store.change() as connection:
-            failed = await pulled_rows.run_out(connection, endpoints, self._clock(), self._max_attempts)
-        self.failed_total += failed
-        self.attempts[Outcome.UNACKED] += failed
-        return failed
+        total, is_whole = 0, False
+        while not is_whole:
+            # In batches, so that other writers get their turn.
+            async with store.change() as connection:
+                failed = await pulled_rows.run_out(connection, apps, self._clock(), self._max_attempts)
+            for app_id, count in Counter(apps[one.endpoint_id] for one in failed).items():
+                self._count(app_id, Outcome.UNACKED, count)
+            self._left(failed)
+            self.failed_total += len(failed)
+            total += len(failed)
+            is_whole = len(failed) < BATCH
+        return total
 
     def may_be_due(self, endpoint_ids: Sequence[str]) -> None:
         """Deliveries of these endpoints were added, or are due again: those that are pulled are announced."""
@@ -138,6 +153,21 @@ class Pulls:
             self.announce(app_id)
 
     # -- internal
+
+    def _count(self, app_id: str, outcome: Outcome, count: int) -> None:
+        if count:
+            self.attempts[outcome] += count
+            delivered, failed = self.by_app.get(app_id, (0, 0))
+            if outcome is Outcome.DELIVERED:
+                delivered += count
+            else:
+                failed += count
+            self.by_app[app_id] = delivered, failed
+
+    def _left(self, ended: Sequence[Ended]) -> None:
+        for one in ended:
+            if one.waited:
+                self._on_left(one.endpoint_id, one.size)
 
     def _asked(self, app_id: str, endpoint_id: str | None) -> list[Endpoint]:
         pulled = [one for one in self._endpoints.of_app(app_id) if one.pulled]
@@ -166,6 +196,17 @@ class Pulls:
             previous_secret=endpoint.previous_secret if now_s < endpoint.previous_until else "",
             key=self._signing_key(endpoint.app_id),
         )
+        if self.spans is not None:
+            signed["traceparent"] = self.spans.handed_out(
+                one.trace,
+                int(now_s * 1_000_000),
+                app=endpoint.app_id,
+                event=one.event,
+                channel=one.channel,
+                endpoint=endpoint.id,
+                delivery=one.id,
+                attempt=one.attempts + 1,
+            )
         return Handed(one.id, one.endpoint_id, one.event, one.channel, one.attempts + 1, signed, one.body)
 
 

@@ -23,14 +23,16 @@ log = structlog.get_logger(__name__)
 # A delivery's share of the bound in bytes: bodies larger than that on average fill it sooner.
 _BYTES_EACH: Final = 1_024
 _LOG_EVERY_S: Final = 60.0
+_COUNT_EVERY_S: Final = 1.0
 
 
 class WaitingBound:
     """At most `limit` deliveries of each endpoint wait, with bodies of at most 1 KiB on average.
 
     The tidying counts what waits and calls `look`; until the next time, `wrote` adds what intake has written, and
-    `left` subtracts what was sent or failed. What an operator discarded counts until then. `dropped_total` counts the
-    dropped ones since the start. `steady()` returns monotonic seconds.
+    `left` subtracts what was sent, acknowledged or failed here. What other nodes acknowledged and what an operator
+    discarded isn't known here, so before intake drops something, it counts the endpoints of `to_count` again, and calls
+    `counted`. `dropped_total` counts the dropped ones since the start. `steady()` returns monotonic seconds.
     """
 
     def __init__(self, limit: int, steady: Callable[[], float] = time.monotonic) -> None:
@@ -40,6 +42,8 @@ class WaitingBound:
         # By endpoint id: how many wait, and the bytes of their bodies.
         self._waiting: dict[str, tuple[int, int]] = {}
         self._logged_at: dict[str, float] = {}
+        # When endpoints were counted before a drop.
+        self._counted_at: dict[str, float] = {}
 
     @property
     def sum_from(self) -> int:
@@ -50,6 +54,7 @@ class WaitingBound:
     def look(self, depths: Mapping[str, Depth]) -> None:
         """Takes what the store has."""
         self._waiting = {endpoint_id: (depth.waiting, depth.waiting_bytes) for endpoint_id, depth in depths.items()}
+        self._counted_at.clear()
         now = self._steady()
         self._logged_at = {which: at for which, at in self._logged_at.items() if now - at < _LOG_EVERY_S}
 
@@ -67,6 +72,21 @@ class WaitingBound:
                 fitting.append(delivery)
                 waiting[endpoint_id] = count + 1, size + len(delivery["body"])
         return fitting, others
+
+    def to_count(self, dropped: Sequence[dict[str, Any]]) -> list[str]:
+        """The endpoints of these deliveries, which don't fit, without those that were counted within the last second:
+        to count a hundred thousand takes time."""
+        now = self._steady()
+        ids = dict.fromkeys(delivery["endpoint_id"] for delivery in dropped)
+        return [one for one in ids if now - self._counted_at.get(one, -_COUNT_EVERY_S) >= _COUNT_EVERY_S]
+
+    def counted(self, endpoint_ids: Sequence[str], depths: Mapping[str, Depth]) -> None:
+        """Takes what the store has of these endpoints."""
+        now = self._steady()
+        for endpoint_id in endpoint_ids:
+            depth = depths.get(endpoint_id)
+            self._waiting[endpoint_id] = (0, 0) if depth is None else (depth.waiting, depth.waiting_bytes)
+            self._counted_at[endpoint_id] = now
 
     def left(self, endpoint_id: str, size: int) -> None:
         """A delivery with a body of this size waits no longer."""

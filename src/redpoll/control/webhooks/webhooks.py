@@ -68,9 +68,8 @@ class Webhooks:
     the outbox and sends: from `start()` until `stop()`.
 
     `endpoints` and `dead_letters` are the parts that change records, `pulls` hands out what back ends pull, on every
-    node. `clock()` returns Unix seconds, `steady()` seconds
-    of a clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible.
-    Times are Unix seconds.
+    node. `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set. Methods raise RecordError,
+    with a sentence for people, if something isn't possible. Times are Unix seconds.
     """
 
     def __init__(
@@ -88,6 +87,7 @@ class Webhooks:
         self._settings = settings
         self._clock = clock
         self._steady = steady
+        self._bound = WaitingBound(settings.webhook_max_waiting, steady)
         self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
         self.pulls = Pulls(
             store,
@@ -96,6 +96,7 @@ class Webhooks:
             settings.webhook_acknowledge_within_s,
             self._signing_key,
             clock,
+            self._bound.left,
         )
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
@@ -104,7 +105,6 @@ class Webhooks:
         self._tasks: list[asyncio.Task[None]] = []
         self._depths: Mapping[str, Depth] = {}
         self._dead_letters_removed = 0
-        self._bound = WaitingBound(settings.webhook_max_waiting, steady)
 
     async def load(self) -> None:
         """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
@@ -200,8 +200,13 @@ class Webhooks:
         return counters
 
     def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
-        """By app id: the number of successful and of failed attempts since the start."""
-        return {} if self._schedule is None else self._schedule.by_app
+        """By app id: the number of successful and of failed attempts since the start, of those that are pulled on this
+        node too."""
+        total = {} if self._schedule is None else dict(self._schedule.by_app)
+        for app_id, (delivered, failed) in self.pulls.by_app.items():
+            sent, not_sent = total.get(app_id, (0, 0))
+            total[app_id] = sent + delivered, not_sent + failed
+        return total
 
     # -- endpoints
 

@@ -170,8 +170,11 @@ class Pull:
             self._peer.reply(_nothing())
 
     def left(self) -> None:
-        """The client is gone."""
+        """The client is gone. It may have been woken for a delivery: then another request asks."""
+        app = self._app if self.state is PullState.ASKING else None
         self._finish()
+        if app is not None:
+            app.wake(self.endpoint)
 
     def _finish(self) -> None:
         self.state = PullState.OVER
