@@ -2,7 +2,7 @@
 // Hooks for React 18 and 19: channels, their members, and texts that grow. react.d.mts documents them.
 import { createContext, createElement, useContext, useEffect, useMemo, useRef, useState } from "react";
 import { followTexts } from "./follow.mjs";
-import { hold, refusal, release } from "./sources.mjs";
+import { hold, isRefused, refusal, release } from "./sources.mjs";
 
 const Source = createContext(null);
 
@@ -32,6 +32,7 @@ function useSubscription(pusher, name, changed) {
     channel.bind("pusher:subscription_error", refused);
     const unbind = changed(channel);
     if (channel.subscribed) succeeded();
+    else if (isRefused(pusher, channel)) refused();
     return () => {
       channel.unbind("pusher:subscription_succeeded", succeeded);
       channel.unbind("pusher:subscription_error", refused);

@@ -41,6 +41,11 @@ export function hold(pusher, name, wanted) {
   return pusher.subscribe(name, present ? undefined : wanted);
 }
 
+// A page's authorizer may refuse at once, before anything could be bound to the channel.
+export function isRefused(pusher, channel) {
+  return pusher.connection.state === "connected" && !channel.subscribed && !channel.subscriptionPending;
+}
+
 // Leaves the channel if nobody uses it. Later: React mounts twice in its strict mode, and pages change their parts.
 export function release(pusher, name) {
   const held = holdings.get(pusher);
@@ -175,6 +180,7 @@ function followPusher(pusher, name, listener) {
   channel.bind_global(heard);
   pusher.connection.bind("state_change", changed);
   if (channel.subscribed) succeeded();
+  else if (isRefused(pusher, channel)) listener.failed(refusal());
 
   return () => {
     if (closed) return;

@@ -282,6 +282,7 @@ def answering() -> Iterator[Server]:
         "leftBeforeSigned",
         "textLeftBeforeSigned",
         "askedAgain",
+        "refusedAtOnce",
         "besideThePage",
         "otherName",
         "inTheMiddle",

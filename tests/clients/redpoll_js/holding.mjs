@@ -118,6 +118,16 @@ async function askedAgain() {
   pusher.disconnect();
 }
 
+// An authorizer of the page that refuses at once, before a component could listen.
+async function refusedAtOnce() {
+  const pusher = await connected((params, callback) => callback(new Error("closed"), null));
+  const hooks = () => [useChannel("private-door", {}, { source: pusher }), useText("private-raw-door", { source: pusher })];
+  const component = mounted(hooks);
+  await rendered(() => component.now()[0].status === "failed" && component.now()[1].state === "failed");
+  await component.leave();
+  pusher.disconnect();
+}
+
 // Components leave a channel that the page subscribed to before them as it was.
 async function besideThePage() {
   const pusher = await connected();
@@ -228,7 +238,9 @@ async function brokenTwice() {
   pusher.disconnect();
 }
 
-const cases = { leftBeforeSigned, textLeftBeforeSigned, askedAgain, besideThePage, otherName, inTheMiddle, encrypted, brokenTwice };
+const cases = {
+  leftBeforeSigned, textLeftBeforeSigned, askedAgain, refusedAtOnce, besideThePage, otherName, inTheMiddle, encrypted, brokenTwice,
+};
 await cases[process.argv[3]]();
 console.log("ok");
 process.exit(0);
