@@ -76,7 +76,8 @@ class AsyncPublisher(PublisherBase):
         await self.close()
 
     async def close(self) -> None:
-        """Closes all connections. Afterwards every request raises RuntimeError."""
+        """Closes all connections. Afterwards every request raises RuntimeError, also one that waits for a connection;
+        one that was sent raises Unconfirmed."""
         self._closed = True
         self._place = None
         if self._session is not None:
@@ -254,6 +255,12 @@ class AsyncPublisher(PublisherBase):
                         status, headers, body = await self._exchange(session, self._place, call, tries)
                     else:
                         status, headers, body = await self._request(session, call, tries)
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if self._closed and task is not None and not task.cancelling():
+                        # aiohttp cancels what waits for a connection of a pool that closes.
+                        raise RuntimeError("this publisher was closed") from None
+                    raise
                 except NotSent as error:
                     tries.not_sent(error)
                 except aiohttp.ClientConnectorError as error:

@@ -29,6 +29,8 @@ __all__ = ["Subscriber"]
 _log = logging.getLogger("redpoll_client")
 # A connection that lasted this long ends a row of failed attempts.
 _LASTED_S = 10.0
+# How the names of the server's own frames begin; beside them redpoll sends `auth_required`.
+_INTERNAL = ("pusher:", "pusher_internal:")
 
 
 class Subscriber(SubscriberBase):
@@ -196,7 +198,7 @@ class Subscriber(SubscriberBase):
             self._start(self._ask(subscribed, connection))
         async for frame in connection.frames():
             name = frame["event"]
-            if name.startswith(("pusher", "auth_required")):
+            if name == "auth_required" or name.startswith(_INTERNAL):
                 self._internal(name, frame)
                 continue
             channel = self._channels.get(frame.get("channel", ""))

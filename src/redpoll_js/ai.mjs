@@ -43,6 +43,12 @@ class Answer {
     this.readers.clear();
   }
 
+  // The page leaves the chat: what reads this answer ends as if it was stopped.
+  leave() {
+    for (const reader of this.readers) reader.error(stopped());
+    this.readers.clear();
+  }
+
   fail(errorText) {
     if (this.ended) return;
     if (this.taken) this.add({ type: "text-end", id: "text" });
@@ -103,6 +109,9 @@ class Chat {
     // Requests for answers under way, and the answers that began meanwhile: one of them may be what was asked for.
     this.asking = 0;
     this.begun = [];
+    // What waits for this chat, beside watchers and the streams that read answers.
+    this.uses = 0;
+    this.isClosed = false;
     // Answers that are no news to the watchers: of this page, or announced.
     this.known = new Set();
     this.error = null;
@@ -238,6 +247,7 @@ class Chat {
   }
 
   read(answer, signal) {
+    if (this.isClosed) throw stopped();
     clearTimeout(this.timer);
     return answer.read(signal, () => this.touch());
   }
@@ -245,14 +255,29 @@ class Chat {
   // Ends this chat later, if nothing uses it by then.
   touch() {
     clearTimeout(this.timer);
+    if (this.isClosed) return;
     this.timer = setTimeout(() => {
       const isRead = Array.from(this.answers.values()).some((answer) => answer.readers.size);
-      if (!isRead && !this.watchers.size && !this.asking) this.idle();
+      if (!isRead && !this.watchers.size && !this.uses) this.idle();
     }, IDLE_MS);
   }
 
+  // Calls `use`, and isn't idle before its promise is settled.
+  async whileUsed(use) {
+    this.uses += 1;
+    try {
+      return await use();
+    } finally {
+      this.uses -= 1;
+      this.touch();
+    }
+  }
+
   close() {
+    this.isClosed = true;
     clearTimeout(this.timer);
+    this.reject(stopped());
+    for (const answer of this.answers.values()) answer.leave();
     this.silence.clear();
     this.stop();
   }
@@ -290,24 +315,29 @@ export class RedpollChatTransport {
 
   async sendMessages({ trigger, chatId, messageId, messages, abortSignal, headers, body }) {
     const chat = this.chat(chatId);
-    await within(chat.ready, abortSignal, READY_WITHIN_MS);
-    const stream = await chat.whileAsking(async () => {
-      const id = await this.ask({ ...body, id: chatId, messages, trigger, messageId }, headers, abortSignal);
-      chat.known.add(id);
-      return id;
+    return chat.whileUsed(async () => {
+      await within(chat.ready, abortSignal, READY_WITHIN_MS);
+      const stream = await chat.whileAsking(async () => {
+        const id = await this.ask({ ...body, id: chatId, messages, trigger, messageId }, headers, abortSignal);
+        chat.known.add(id);
+        return id;
+      });
+      return chat.read(chat.asked(stream), abortSignal);
     });
-    return chat.read(chat.asked(stream), abortSignal);
   }
 
   async reconnectToStream({ chatId, abortSignal }) {
     const chat = this.chat(chatId);
-    await within(chat.ready, abortSignal);
-    const answer = chat.active();
-    return answer ? chat.read(answer, abortSignal) : null;
+    return chat.whileUsed(async () => {
+      await within(chat.ready, abortSignal);
+      const answer = chat.active();
+      return answer ? chat.read(answer, abortSignal) : null;
+    });
   }
 
   async ready(chatId) {
-    await this.chat(chatId).ready;
+    const chat = this.chat(chatId);
+    await chat.whileUsed(() => chat.ready);
   }
 
   watch(chatId, began) {

@@ -12,13 +12,13 @@ export function authorizer(options) {
   const valueOf = (option) => (typeof option === "function" ? option() : option) || {};
 
   async function ask(socketId, channels) {
-    const form = new URLSearchParams([["socket_id", socketId], ...Object.entries(valueOf(params))]);
-    for (const name of channels.keys()) form.append("channel_name[]", name);
     let answers = {};
     let fault = null;
     const patience = new AbortController();
     const timer = setTimeout(() => patience.abort(), SIGNED_WITHIN_MS);
     try {
+      const form = new URLSearchParams([["socket_id", socketId], ...Object.entries(valueOf(params))]);
+      for (const name of channels.keys()) form.append("channel_name[]", name);
       const request = { method: "POST", body: form, credentials: "same-origin", signal: patience.signal };
       const response = await fetch(endpoint, { ...request, headers: valueOf(headers) });
       if (!response.ok) throw new Error(`${endpoint} answered ${response.status}`);
@@ -31,8 +31,8 @@ export function authorizer(options) {
       const { status, data } = (Object.hasOwn(answers, name) && answers[name]) || {};
       const signed = status === 200 && data && typeof data.auth === "string";
       const refusal = fault || new Error(`${endpoint} didn't sign ${name}: ${status || "it isn't in the answer"}`);
-      // A copy: pusher-js deletes the shared_secret of what it gets.
-      for (const callback of callbacks) callback(signed ? null : refusal, signed ? { ...data } : null);
+      // A copy: pusher-js deletes the shared_secret of what it gets. In a turn of its own: a page's handler may throw.
+      for (const callback of callbacks) setTimeout(callback, 0, signed ? null : refusal, signed ? { ...data } : null);
     }
   }
 

@@ -50,7 +50,8 @@ export function followTexts(source, channel, options = {}, changed = () => {}) {
     connection(connected) {
       if (connected === view.connected) return;
       silence.connection(connected);
-      show({ connected });
+      // After a refusal it was asked again, and may be read now.
+      show(connected ? { connected, error: null } : { connected });
     },
     gap() {
       texts.gap();

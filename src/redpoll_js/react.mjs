@@ -2,7 +2,7 @@
 // Hooks for React 18 and 19: channels, their members, and texts that grow. react.d.mts documents them.
 import { createContext, createElement, useContext, useEffect, useMemo, useRef, useState } from "react";
 import { followTexts } from "./follow.mjs";
-import { hold, refusal, release } from "./sources.mjs";
+import { hold, isRefused, refusal, release } from "./sources.mjs";
 
 const Source = createContext(null);
 
@@ -19,27 +19,30 @@ function useSource(given) {
 
 // Subscribes while the component is there. `changed(channel)` is called when it is subscribed and when it is left.
 function useSubscription(pusher, name, changed) {
-  const [view, setView] = useState(SUBSCRIBING);
+  const [shown, setShown] = useState({ view: SUBSCRIBING });
   useEffect(() => {
     if (!pusher || !name) return undefined;
     if (typeof pusher.follow === "function") throw new TypeError("this hook needs a pusher-js client");
     const channel = hold(pusher, name);
-    const succeeded = () => setView({ channel, status: "subscribed", error: null });
-    const refused = (data) => setView({ channel, status: "failed", error: refusal(data) });
-    setView({ ...SUBSCRIBING, channel });
+    const show = (view) => setShown({ pusher, name, view });
+    const succeeded = () => show({ channel, status: "subscribed", error: null });
+    const refused = (data) => show({ channel, status: "failed", error: refusal(data) });
+    show({ ...SUBSCRIBING, channel });
     channel.bind("pusher:subscription_succeeded", succeeded);
     channel.bind("pusher:subscription_error", refused);
     const unbind = changed(channel);
     if (channel.subscribed) succeeded();
+    else if (isRefused(pusher, channel)) refused();
     return () => {
       channel.unbind("pusher:subscription_succeeded", succeeded);
       channel.unbind("pusher:subscription_error", refused);
       unbind();
       release(pusher, name);
-      setView(SUBSCRIBING);
+      setShown({ view: SUBSCRIBING });
     };
   }, [pusher, name, changed]);
-  return view;
+  // A rendering with another channel comes before the effect that changes to it.
+  return shown.pusher === pusher && shown.name === name ? shown.view : SUBSCRIBING;
 }
 
 export function useChannel(name, handlers = {}, { source } = {}) {
@@ -63,7 +66,7 @@ export function useChannel(name, handlers = {}, { source } = {}) {
   return useSubscription(useSource(source), name, bind);
 }
 
-const NOBODY = { members: [], me: null };
+const NOBODY = { channel: null, members: [], me: null };
 const MEMBERS_CHANGE = ["pusher:subscription_succeeded", "pusher:member_added", "pusher:member_removed"];
 
 export function usePresence(name, { source } = {}) {
@@ -73,7 +76,7 @@ export function usePresence(name, { source } = {}) {
       const read = () => {
         const members = [];
         channel.members.each(({ id, info }) => members.push({ id, info }));
-        setPresent({ members, me: channel.members.me });
+        setPresent({ channel, members, me: channel.members.me });
       };
       for (const event of MEMBERS_CHANGE) channel.bind(event, read);
       if (channel.subscribed) read();
@@ -85,24 +88,29 @@ export function usePresence(name, { source } = {}) {
     [],
   );
   const view = useSubscription(useSource(source), name, watch);
-  return { ...view, ...present, count: present.members.length };
+  const { members, me } = present.channel === view.channel ? present : NOBODY;
+  return { ...view, members, me, count: members.length };
 }
 
 const NOTHING = { texts: [], caughtUp: false, connected: false, error: null };
 
 export function useText(name, { source: given, stream, ...options } = {}) {
   const source = useSource(given);
-  const [view, setView] = useState(NOTHING);
+  const [shown, setShown] = useState({ view: NOTHING });
   // Pages write the options in place, so they are new objects each time, with the same content.
   const written = JSON.stringify(options);
   useEffect(() => {
     if (!source || !name) return undefined;
-    const following = followTexts(source, name, JSON.parse(written), setView);
+    const show = (view) => setShown({ source, name, written, view });
+    const following = followTexts(source, name, JSON.parse(written), show);
     return () => {
       following.close();
-      setView(NOTHING);
+      setShown({ view: NOTHING });
     };
   }, [source, name, written]);
+  // A rendering with other arguments comes before the effect that changes to them.
+  const isTheirs = shown.source === source && shown.name === name && shown.written === written;
+  const view = isTheirs ? shown.view : NOTHING;
   const { texts, caughtUp, error } = view;
   const text = stream === undefined ? texts[texts.length - 1] : texts.find(({ id }) => id === String(stream));
   if (text) return { ...view, ...text, reason: text.reason || null };

@@ -31,7 +31,8 @@ export function redpoll(pusher) {
   };
 
   pusher.subscribe = function (name, wanted) {
-    if (wanted) known(name).wanted = wanted.since ? { since: wanted.since } : { rewind: wanted.rewind };
+    const channel = known(name);
+    if (wanted) channel.wanted = wanted.since ? { since: wanted.since } : { rewind: wanted.rewind };
     return stock.subscribe.call(pusher, name);
   };
 

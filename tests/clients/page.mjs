@@ -55,6 +55,12 @@ export function pageCommands({ Pusher, Echo, redpoll, say, more = {} }) {
     // The page can't open WebSockets, as behind some proxies; or it can again.
     forbid_websockets: () => { kept = globalThis.WebSocket; delete globalThis.WebSocket; },
     allow_websockets: () => { globalThis.WebSocket = kept; },
+    // The browser's own reader of streams.
+    read_events: ({ client, url, events }) => {
+      const source = new EventSource(url);
+      for (const event of events) source.addEventListener(event, ({ data }) => say({ client, event, data }));
+      source.addEventListener("pusher:end", () => source.close());
+    },
     reconnect: ({ client }) => pick(pushers, client).connect(),
     disconnect: ({ client }) => pick(pushers, client).disconnect(),
     state: ({ client }) => pick(pushers, client).connection.state,

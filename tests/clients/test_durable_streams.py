@@ -5,8 +5,6 @@ The conformance package writes what it reads. tests/durable_adapter.py turns its
 
 import asyncio
 import json
-import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -15,13 +13,13 @@ from click.testing import CliRunner
 from durable_streams import astream
 
 from durable_adapter import adapter
+from durable_readers import NODE, javascript
 from reading import keep, read_token
 from redpoll.cli import main
 from server import Server
 from wire import Api
 
 HERE = Path(__file__).parent
-NODE = shutil.which("node") or "node"
 PACKAGE = HERE / "node_modules" / "@durable-streams"
 
 pytestmark = pytest.mark.skipif(not PACKAGE.is_dir(), reason="run `npm ci` in tests/clients first")
@@ -128,41 +126,8 @@ async def test_reading_tests_of_the_conformance_package_pass(server):
     assert {found["name"] for found in outcomes} == set(ours)
 
 
-READER = """
-import { stream } from "@durable-streams/client";
-const [url, token, offset, live] = process.argv.slice(1);
-const headers = { Authorization: `Bearer ${token}` };
-const found = await stream({ url, headers, offset, live: live === "false" ? false : live });
-// Not `closed`, which may come before the last items.
-for await (const item of found.jsonStream()) console.log(JSON.stringify({ item, offset: found.offset }));
-console.log(JSON.stringify({ closed: found.streamClosed }));
-process.stdout.write("", () => process.exit(0));
-"""
-
-
-async def javascript(server: Server, channel: str, offset: str, live: str) -> AsyncIterator[dict]:
-    url = f"{server.public_url}/apps/{server.app_id}/channels/{channel}/stream"
-    process = await asyncio.create_subprocess_exec(
-        NODE,
-        "--input-type=module",
-        "-e",
-        READER,
-        "--",
-        url,
-        server.token,
-        offset,
-        live,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=HERE,
-    )
-    try:
-        assert process.stdout is not None
-        while line := await asyncio.wait_for(process.stdout.readline(), 60):
-            yield json.loads(line)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def address(server: Server, channel: str) -> str:
+    return f"{server.public_url}/apps/{server.app_id}/channels/{channel}/stream"
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
@@ -170,7 +135,7 @@ async def test_javascript_client_reads_and_resumes(server, live):
     channel = f"kept-js-{live}"
     async with Api(server) as api:
         await api.publish(channel, "n", "1")
-        reader = javascript(server, channel, "-1", live)
+        reader = javascript(address(server, channel), server.token, "-1", live)
         first = await anext(reader)
         assert first["item"]["data"] == "1"
         for number in range(2, 5):
@@ -179,7 +144,7 @@ async def test_javascript_client_reads_and_resumes(server, live):
         await reader.aclose()
         await api.publish(channel, "n", "5")
         # From where the first batch ended, to the end of the channel.
-        again = javascript(server, channel, first["offset"], live)
+        again = javascript(address(server, channel), server.token, first["offset"], live)
         assert [(await anext(again))["item"]["data"] for _ in range(4)] == ["2", "3", "4", "5"]
         await api.publish(channel, "n", "6", end=True)
         assert (await anext(again))["item"]["data"] == "6"
@@ -189,7 +154,7 @@ async def test_javascript_client_reads_and_resumes(server, live):
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
 async def test_python_client_reads_and_resumes(server, live):
     channel = f"kept-py-{live}"
-    url = f"{server.public_url}/apps/{server.app_id}/channels/{channel}/stream"
+    url = address(server, channel)
     headers = {"Authorization": f"Bearer {server.token}"}
     # Without certificates, which it would load at once (tests/conftest.py).
     async with Api(server) as api, httpx.AsyncClient(verify=False, timeout=60) as client:

@@ -146,6 +146,10 @@ def test_the_transport_makes_whole_messages_of_chunks_or_errors(project: Path) -
     assert run("node", "transport.mjs", cwd=project) == "ok\n"
 
 
+def test_broken_streams_wrong_servers_and_handlers_that_throw_lose_and_double_nothing(project: Path) -> None:
+    assert run("node", "asking.mjs", cwd=project) == "ok\n"
+
+
 # -- pages
 
 
@@ -263,21 +267,33 @@ def answering() -> Iterator[Server]:
     """Two workers; channels `private-chat-…` store texts and join them."""
     with Server(workers=2) as running:
         words = ["--prefix", "private-chat-", "--keep", "10000", "--seconds", "600"]
-        command(
-            running,
-            "history",
-            "rule",
-            "add",
-            running.app_id,
-            *words,
-            "--max-rate",
-            "20",
-            "--join",
-            "delta",
-            "--by",
-            "stream",
-        )
+        rate = ["--max-rate", "20", "--join", "delta", "--by", "stream"]
+        command(running, "history", "rule", "add", running.app_id, *words, *rate)
+        # Parts that have neither a number nor a length, and wait long for each other.
+        for prefix in ("raw-", "private-raw-", "private-encrypted-raw"):
+            words = ["--prefix", prefix, "--keep", "1000", "--seconds", "600", "--max-rate", "4"]
+            command(running, "history", "rule", "add", running.app_id, *words, "--join", "delta", "--by", "message_id")
         yield running
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "leftBeforeSigned",
+        "textLeftBeforeSigned",
+        "askedAgain",
+        "refusedAtOnce",
+        "besideThePage",
+        "otherName",
+        "inTheMiddle",
+        "encrypted",
+        "brokenTwice",
+    ],
+)
+def test_components_and_pages_share_channels(case: str, answering: Server, project: Path) -> None:
+    """redpoll_js/holding.mjs says what each case is."""
+    app = {"key": answering.app_key, "secret": answering.app_secret, "appId": answering.app_id, "port": answering.port}
+    assert run("node", "holding.mjs", json.dumps(app), case, cwd=project) == "ok\n"
 
 
 @pytest.fixture

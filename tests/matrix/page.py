@@ -1,6 +1,7 @@
 """Renders MATRIX.md, which shows the features of redpoll that each official library works with.
 
-Rows, columns and reasons come from features.py, rules from rules.py, and each mark is the outcome of a test.
+Rows, columns and reasons come from features.py, rules from rules.py, what reads over HTTP from readers.py, and each
+mark is the outcome of a test.
 `pytest tests/matrix --write-matrix` writes the page; every other complete run compares it with its own outcomes.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from matrix.features import ROWS
 from matrix.libraries import COLUMNS
+from matrix.readers import READERS
 from matrix.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "MATRIX.md"
@@ -25,7 +27,7 @@ Outcomes = Mapping[tuple[str, str], bool]
 def expected() -> set[tuple[str, str]]:
     """All cells and rules of a complete run."""
     cells = {(row.id, column) for row in ROWS for column, cell in row.cells.items() if callable(cell)}
-    return cells | {(rule.id, "") for rule in RULES}
+    return cells | {(rule.id, "") for rule in (*RULES, *READERS)}
 
 
 def without_versions(page: str) -> str:
@@ -49,7 +51,7 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
         "The other end is a plain socket or a plain HTTP request, so that a mark is about one library only. Written by",
         "`pytest tests/matrix --write-matrix`; every complete run of the tests compares this page with its outcomes.",
         "",
-        VERSIONS + ", ".join(f"{name} {number}" for name, number in _versions(chromium_version).items()) + ".",
+        _named(_versions(chromium_version)),
         "",
         "| | " + " | ".join(column.title for column in COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
@@ -59,6 +61,16 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
         lines.append(f"| {row.title} | " + " | ".join(marks) + " |")
     lines += ["", "Where a cell is n/a, the library", ""]
     lines += [f"- {letter}: {reason}." for reason, letter in letters.items()]
+    lines += ["", "## Channels over HTTP, and redpoll-js", ""]
+    lines += [
+        "The texts of `useText` come from redpoll-client's `publish_stream`. Each page is in React's strict mode.",
+        "",
+        _named(_reader_versions()),
+        "",
+        "| | Client | |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in READERS]
     lines += [
         "",
         "## Libraries that were not run",
@@ -83,14 +95,26 @@ def _letter(number: int) -> str:
     return chr(ord("a") + number)
 
 
-def _versions(chromium_version: str) -> dict[str, str]:
+def _named(versions: Mapping[str, str]) -> str:
+    return VERSIONS + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
+
+
+def _npm(name: str) -> str:
     package = json.loads((Path(__file__).parents[1] / "clients" / "package.json").read_text())
-    npm = {name: package["dependencies"][name] for name in ("pusher-js", "laravel-echo", "pusher")}
+    return str(package["dependencies"][name])
+
+
+def _versions(chromium_version: str) -> dict[str, str]:
     return {
-        "pusher-js": npm["pusher-js"],
+        "pusher-js": _npm("pusher-js"),
         "Chromium": chromium_version.partition(".")[0],
-        "laravel-echo": npm["laravel-echo"],
+        "laravel-echo": _npm("laravel-echo"),
         "pysher": version("pysher"),
-        "pusher (npm)": npm["pusher"],
+        "pusher (npm)": _npm("pusher"),
         "pusher (PyPI)": version("pusher"),
     }
+
+
+def _reader_versions() -> dict[str, str]:
+    npm = {name: _npm(name) for name in ("@durable-streams/client", "react")}
+    return {**npm, "durable-streams (PyPI)": version("durable-streams")}

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -63,6 +64,8 @@ KEEPS: dict[str, dict[str, int | str | bool]] = {
     "replayed-": {"replay": 3},
     "presence-replayed-": {"replay_seconds": 600},
     "asked-": {},
+    "read-": {},
+    "text-": {"max_rate": 20, "join": "delta", "by": "stream"},
     "private-resumed-": {},
     "presence-resumed-": {},
     "growing-": {"keep": 300, "replay": 9, "max_rate": 2, "join": "delta", "by": "message_id"},
@@ -241,7 +244,11 @@ async def website(world: World) -> AsyncIterator[None]:
 
         return answer
 
+    async def text_hook(request: web.Request) -> web.Response:
+        return web.Response(text=await asyncio.to_thread(_bundled_hook), content_type="text/javascript")
+
     application = web.Application()
+    application.router.add_get("/text_hook.mjs", text_hook)
     application.router.add_post("/auth", auth)
     application.router.add_post("/user-auth", user_auth)
     application.router.add_get("/", file(Path(__file__).parent / "page.html", "html"))
@@ -258,6 +265,23 @@ async def website(world: World) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
+
+
+def _bundled_hook() -> str:
+    """clients/text_hook.mjs with redpoll-js and React, as one module."""
+    package = CLIENTS.parents[1] / "src" / "redpoll_js"
+    words = ["text_hook.mjs", "--bundle", "--format=esm", '--define:process.env.NODE_ENV="development"']
+    words += [f"--alias:redpoll-js/react={package}/react.mjs", f"--alias:redpoll-js={package}/index.mjs"]
+    modules = CLIENTS / "node_modules"
+    made = subprocess.run(
+        [str(modules / ".bin" / "esbuild"), *words],
+        cwd=CLIENTS,
+        env={**os.environ, "NODE_PATH": str(modules)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return made.stdout
 
 
 def signed_user(visitor: Visitor, socket_id: str) -> dict[str, str]:

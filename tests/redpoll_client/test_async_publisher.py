@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from answering import Answering, reply
+from answering import SILENCE, Answering, reply
 from redpoll_client import AsyncPublisher, Unconfirmed, async_publisher
 
 
@@ -83,3 +83,18 @@ async def test_a_cancelled_request_leaves_a_free_pool():
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await publisher.trigger("a", "e", "2")
+
+
+async def test_closing_ends_what_waits_for_a_connection_with_an_error_of_its_own(way):
+    with Answering(SILENCE) as server:
+        publisher = AsyncPublisher(url=server.url, connections=1)
+        sent = asyncio.create_task(publisher.trigger("a", "e", "1"))
+        await asyncio.to_thread(server.came.wait)
+        waiting = asyncio.create_task(publisher.trigger("a", "e", "2"))
+        await asyncio.sleep(0)
+        await publisher.close()
+        with pytest.raises(Unconfirmed):
+            await sent
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiting
+        assert [asked.json["data"] for asked in server.asked] == ["1"]

@@ -314,6 +314,17 @@ async def test_a_lie_ends_the_reading_with_an_exception(lie):
             await anext(channel)
 
 
+async def test_names_that_only_look_like_the_servers_are_events(server):
+    async with (
+        Subscriber(url=url_of(server)) as subscriber,
+        AsyncPublisher(url=url_of(server)) as publisher,
+        subscriber.subscribe("looks") as channel,
+    ):
+        for name in ("pushers.moved", "pusher", "auth_required_by"):
+            await publisher.trigger("looks", name, "no JSON")
+        assert [event.name for event in await take(channel, 3)] == ["pushers.moved", "pusher", "auth_required_by"]
+
+
 async def test_data_that_is_no_json_is_handed_out_as_it_is():
     async with (
         scripted([GREETING]) as (url, opened),

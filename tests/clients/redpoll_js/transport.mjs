@@ -1,6 +1,7 @@
 // The transport, with the AI SDK's own reader, over a source that the test controls: chunks of the AI SDK, gaps, silence.
 // It is copied to a folder with the package and run; it throws where something isn't as it should be.
 import assert from "node:assert/strict";
+import { mock } from "node:test";
 import { readUIMessageStream } from "ai";
 import { RedpollChatTransport } from "redpoll-js/ai";
 
@@ -166,5 +167,42 @@ function isWhole({ message, error }) {
   late.listener.failed(new Error("403"));
   await assert.rejects(resuming, { message: "403" });
   for (const { transport } of [refusing, wrong, late]) transport.close();
+}
+
+// A page that waits for its connection keeps the chat for as long as it waits, and no longer than it is used.
+{
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const state = made({ isLate: true });
+  const resuming = state.transport.reconnectToStream({ chatId: "1" });
+  mock.timers.tick(60_000);
+  assert.ok(!state.isLeft);
+  state.send("start");
+  state.listener.caughtUp();
+  const stream = await resuming;
+  mock.timers.tick(60_000);
+  assert.ok(!state.isLeft);
+  await stream.cancel();
+  mock.timers.tick(60_000);
+  assert.ok(state.isLeft);
+
+  const refused = made({ fetch: async () => (mock.timers.tick(60_000), new Response("busy", { status: 503 })) });
+  await assert.rejects(refused.transport.sendMessages(ask), { message: "busy" });
+  assert.ok(!refused.isLeft);
+  mock.timers.tick(60_000);
+  assert.ok(refused.isLeft);
+  mock.timers.reset();
+}
+
+// A transport that is closed ends what waits and what is read.
+{
+  const { transport, send } = made();
+  const stream = await transport.sendMessages(ask);
+  send("start");
+  transport.close();
+  await assert.rejects(async () => { for await (const chunk of stream) assert.ok(chunk); }, { name: "AbortError" });
+  const late = made({ isLate: true });
+  const waiting = [late.transport.ready("1"), late.transport.reconnectToStream({ chatId: "1" })];
+  late.transport.close();
+  for (const promise of waiting) await assert.rejects(promise, { name: "AbortError" });
 }
 console.log("ok");

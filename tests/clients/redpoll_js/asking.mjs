@@ -1,0 +1,72 @@
+// streamSource and the authorizer, with answers that the test makes: broken streams, wrong servers, handlers that throw.
+// It is copied to a folder with the package and run; it throws where something isn't as it should be.
+import assert from "node:assert/strict";
+import { mock } from "node:test";
+import redpoll from "redpoll-js";
+
+const turn = () => new Promise((resolve) => setImmediate(resolve));
+
+const stream = (...blocks) => {
+  const body = blocks.map(([event, data]) => `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`).join("");
+  return new Response(body, { headers: { "Content-Type": "text/event-stream" } });
+};
+const message = (offset, delta) => ({ offset, event: "answer", data: JSON.stringify({ id: "a", delta }), time_ms: 1 });
+
+// A stream that breaks between messages and their position has them again in the next answer: each counts once.
+{
+  const positions = [];
+  const answers = [
+    () => stream(["data", [message(1, "One ")]], ["control", { streamNextOffset: "e_1" }], ["data", [message(2, "two ")]]),
+    () => stream(["data", [message(2, "two "), message(3, "three")]], ["control", { streamNextOffset: "e_3", streamClosed: true }]),
+  ];
+  const source = redpoll.streamSource({
+    server: "http://server", app: "1",
+    fetch: async (address) => (positions.push(new URL(address).searchParams.get("offset")), answers.shift()()),
+  });
+  const text = await new Promise((resolve) =>
+    redpoll.followTexts(source, "a", { fields: { id: "id" } }, ({ texts }) => texts[0]?.text.endsWith("three") && resolve(texts[0].text)),
+  );
+  assert.equal(text, "One two three");
+  assert.deepEqual(positions, ["-1", "e_1"]);
+}
+
+// A server that isn't redpoll's, and answers everything with a page, isn't asked without a pause.
+{
+  mock.timers.enable({ apis: ["setTimeout"] });
+  let asked = 0;
+  const source = redpoll.streamSource({ server: "http://server", app: "1", fetch: async () => ((asked += 1), new Response("<html>")) });
+  const following = redpoll.followTexts(source, "a");
+  for (let turns = 0; turns < 200; turns += 1) await turn();
+  assert.equal(asked, 1);
+  mock.timers.tick(250);
+  for (let turns = 0; turns < 200; turns += 1) await turn();
+  assert.equal(asked, 2);
+  following.close();
+  mock.timers.reset();
+}
+
+// Functions of the page that throw refuse the channels, and no handler of one channel keeps another from its answer.
+{
+  const outcomes = {};
+  const ask = (authorizer, ...names) =>
+    Promise.all(names.map((channelName) => new Promise((resolve) =>
+      authorizer({ socketId: "1.1", channelName }, (error, data) => {
+        outcomes[channelName] = error ? error.message : data.auth;
+        resolve();
+        if (channelName === "private-a") throw new Error("a page's handler");
+      }),
+    )));
+  const thrown = [];
+  process.on("uncaughtException", (error) => thrown.push(error.message));
+  for (const option of ["params", "headers"]) {
+    const throwing = () => { throw new Error(`no ${option}`); };
+    await ask(redpoll.authorizer({ endpoint: "http://server/auth", [option]: throwing }), "private-a", "private-b");
+    assert.deepEqual(outcomes, { "private-a": `no ${option}`, "private-b": `no ${option}` });
+  }
+  globalThis.fetch = async () => Response.json({ "private-a": { status: 200, data: { auth: "k:a" } }, "private-b": { status: 200, data: { auth: "k:b" } } });
+  await ask(redpoll.authorizer({ endpoint: "http://server/auth" }), "private-a", "private-b");
+  assert.deepEqual(outcomes, { "private-a": "k:a", "private-b": "k:b" });
+  assert.deepEqual(thrown, Array(3).fill("a page's handler"));
+}
+console.log("ok");
+process.exit(0);
