@@ -62,6 +62,7 @@ async def test_at_the_limit_of_descriptors_new_clients_are_refused_and_others_st
         (worker,) = server.worker_pids()
         assert resource.prlimit(worker, resource.RLIMIT_NOFILE) == (hard, hard)
         held: list[Socket] = []
+        # In a row: one that the busy machine refuses early is no sign of the limit.
         refused = 0
 
         async def come() -> None:
@@ -72,6 +73,7 @@ async def test_at_the_limit_of_descriptors_new_clients_are_refused_and_others_st
                     first = await socket.next()
                     if first["event"] == "pusher:connection_established":
                         held.append(socket)
+                        refused = 0
                         return
                     assert first["data"]["code"] == 4100
                     assert await socket.until_closed() == 4100
@@ -81,13 +83,9 @@ async def test_at_the_limit_of_descriptors_new_clients_are_refused_and_others_st
             except (ConnectionError, TimeoutError):
                 refused += 1
 
-        # One that the busy machine refuses early is no sign of the limit.
         while refused < 40 and len(held) < hard:
             await come()
-        for _ in range(20):
-            await come()
-        assert refused >= 56, "clients were still accepted beyond the limit"
-        assert hard * 0.5 < len(held) < hard
+        assert hard * 0.5 < len(held) < hard, "clients were refused before the limit, or accepted beyond it"
         used = cpu_s(worker)
         began = time.monotonic()
         async with Api(server, connections=1) as api:

@@ -69,13 +69,13 @@ function authorizer(options) {
   const valueOf = (option) => (typeof option === "function" ? option() : option) || {};
 
   async function ask(socketId, channels) {
-    const form = new URLSearchParams([["socket_id", socketId], ...Object.entries(valueOf(params))]);
-    for (const name of channels.keys()) form.append("channel_name[]", name);
     let answers = {};
     let fault = null;
     const patience = new AbortController();
     const timer = setTimeout(() => patience.abort(), SIGNED_WITHIN_MS);
     try {
+      const form = new URLSearchParams([["socket_id", socketId], ...Object.entries(valueOf(params))]);
+      for (const name of channels.keys()) form.append("channel_name[]", name);
       const request = { method: "POST", body: form, credentials: "same-origin", signal: patience.signal };
       const response = await fetch(endpoint, { ...request, headers: valueOf(headers) });
       if (!response.ok) throw new Error(`${endpoint} answered ${response.status}`);
@@ -88,8 +88,8 @@ function authorizer(options) {
       const { status, data } = (Object.hasOwn(answers, name) && answers[name]) || {};
       const signed = status === 200 && data && typeof data.auth === "string";
       const refusal = fault || new Error(`${endpoint} didn't sign ${name}: ${status || "it isn't in the answer"}`);
-      // A copy: pusher-js deletes the shared_secret of what it gets.
-      for (const callback of callbacks) callback(signed ? null : refusal, signed ? { ...data } : null);
+      // A copy: pusher-js deletes the shared_secret of what it gets. In a turn of its own: a page's handler may throw.
+      for (const callback of callbacks) setTimeout(callback, 0, signed ? null : refusal, signed ? { ...data } : null);
     }
   }
 
@@ -147,7 +147,8 @@ function redpoll(pusher) {
   };
 
   pusher.subscribe = function (name, wanted) {
-    if (wanted) known(name).wanted = wanted.since ? { since: wanted.since } : { rewind: wanted.rewind };
+    const channel = known(name);
+    if (wanted) channel.wanted = wanted.since ? { since: wanted.since } : { rewind: wanted.rewind };
     return stock.subscribe.call(pusher, name);
   };
 
@@ -406,14 +407,26 @@ function sourceOf(source) {
 // By client, then by channel: how many use the channel, and whether it is to be left after the last.
 const holdings = new WeakMap();
 
+// pusher-js keeps a channel that was left before it was subscribed to, until the server answers.
+function isUsed(channel) {
+  return Boolean(channel) && !channel.subscriptionCancelled;
+}
+
 // Subscribes, or shares the subscription that is there.
 function hold(pusher, name, wanted) {
   if (!holdings.has(pusher)) holdings.set(pusher, new Map());
   const held = holdings.get(pusher);
-  const holding = held.get(name) || { count: 0, ours: !pusher.channel(name) };
+  const present = pusher.channel(name);
+  const holding = held.get(name) || { count: 0, ours: !isUsed(present) };
   holding.count += 1;
   held.set(name, holding);
-  return pusher.channel(name) || pusher.subscribe(name, wanted);
+  // A channel that is there may have been left meanwhile, or refused: this asks again.
+  return pusher.subscribe(name, present ? undefined : wanted);
+}
+
+// A page's authorizer may refuse at once, before anything could be bound to the channel.
+function isRefused(pusher, channel) {
+  return pusher.connection.state === "connected" && !channel.subscribed && !channel.subscriptionPending;
 }
 
 // Leaves the channel if nobody uses it. Later: React mounts twice in its strict mode, and pages change their parts.
@@ -450,7 +463,9 @@ function followPusher(pusher, name, listener) {
   let closed = false;
   let caughtUp = false;
   let loading = false;
-  // While pages are read: what comes meanwhile, with its offset.
+  // Whether the stored messages are to be read: they don't come as events, or some didn't.
+  let isUnread = !isFirst;
+  // While pages are read: what comes meanwhile, with its offset. Only stored messages have one of their own.
   let waiting = [];
   // The offset up to which everything is to come before the listener has caught up.
   let awaited = null;
@@ -482,7 +497,8 @@ function followPusher(pusher, name, listener) {
   function succeeded() {
     listener.connection(true);
     if (!pusher.position(name)) setCaughtUp();
-    else if (!isFirst && !caughtUp) load();
+    else if (isUnread && caughtUp) lost();
+    else if (isUnread) load();
     else if (!caughtUp) awaitNewest();
   }
 
@@ -508,23 +524,38 @@ function followPusher(pusher, name, listener) {
   }
 
   async function load() {
+    isUnread = true;
     if (loading) return;
     loading = true;
     let messages = null;
-    try {
-      messages = await storedMessages(pusher, name);
-    } catch {
-      // The gap stays, or the next success reads them.
+    // The position up to which stored messages count.
+    let end = 0;
+    while (isUnread && !closed) {
+      isUnread = false;
+      end = offset();
+      waiting = [];
+      try {
+        messages = await storedMessages(pusher, channel);
+      } catch {
+        // The next success reads them.
+        messages = null;
+        isUnread = true;
+        break;
+      }
     }
     loading = false;
     if (closed) return;
-    const [late, since] = [waiting, messages && messages.length ? messages[messages.length - 1].offset : 0];
+    const late = waiting;
     waiting = [];
     if (messages) {
+      // A live event may have been joined of parts that are among the stored ones. It has no part from before the event
+      // that came before it, so what is stored counts up to where one of them ended.
+      const newest = messages.length ? messages[messages.length - 1].offset : 0;
+      for (const message of late) if (message.offset <= newest) end = message.offset;
       listener.restart();
-      for (const message of messages) listener.message(message.event, textOrJson(message.data), false);
+      for (const { event, data, offset: at } of messages) if (at <= end) listener.message(event, data, false);
     }
-    for (const message of late) if (message.offset > since) listener.message(message.event, message.data, true);
+    for (const message of late) if (!messages || message.offset > end) listener.message(message.event, message.data, true);
     if (messages || pusher.connection.state === "connected") setCaughtUp();
   }
 
@@ -532,6 +563,7 @@ function followPusher(pusher, name, listener) {
   channel.bind_global(heard);
   pusher.connection.bind("state_change", changed);
   if (channel.subscribed) succeeded();
+  else if (isRefused(pusher, channel)) listener.failed(refusal());
 
   return () => {
     if (closed) return;
@@ -542,17 +574,29 @@ function followPusher(pusher, name, listener) {
   };
 }
 
-// All stored messages of a subscribed channel, oldest first.
-async function storedMessages(pusher, name) {
+// All stored messages of a subscribed channel, oldest first, as handlers would get them.
+async function storedMessages(pusher, channel) {
   let messages = [];
   let before;
   for (let pages = 0; pages < MAX_PAGES; pages += 1) {
-    const page = await pusher.history(name, { limit: 1000, before });
+    const page = await pusher.history(channel.name, { limit: 1000, before });
     messages = [...page.messages, ...messages];
     before = page.next;
     if (!before) break;
   }
-  return messages;
+  const open = channel.key && channel.nacl ? (data) => decrypted(channel, data) : textOrJson;
+  return messages.map(({ offset, event, data }) => ({ offset, event, data: open(data) }));
+}
+
+// What an encrypted channel's data says; undefined if the channel's key doesn't open it.
+function decrypted({ key, nacl }, data) {
+  const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  try {
+    const { nonce, ciphertext } = JSON.parse(data);
+    return textOrJson(new TextDecoder().decode(nacl.secretbox.open(bytesOf(ciphertext), bytesOf(nonce), key)));
+  } catch {
+    return undefined;
+  }
 }
 
 function refusal(data) {
@@ -576,16 +620,19 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
   let waitMs = FIRST_WAIT_MS;
   let closed = false;
   let cursor = null;
+  // Messages whose position hasn't come yet. If it doesn't come, the next answer has them again.
+  let pending = [];
 
   function take(event, data) {
-    if (event === "data") {
-      for (const message of JSON.parse(data)) {
-        if (signal.aborted) return;
-        listener.message(message.event, textOrJson(message.data), false);
-      }
-      return;
-    }
+    if (event === "data") pending = [...pending, ...JSON.parse(data)];
+    if (event !== "control") return;
     const control = JSON.parse(data);
+    const messages = pending;
+    pending = [];
+    for (const message of messages) {
+      if (signal.aborted) return;
+      listener.message(message.event, textOrJson(message.data), false);
+    }
     position = control.streamNextOffset;
     cursor = control.streamCursor || cursor;
     waitMs = FIRST_WAIT_MS;
@@ -599,6 +646,8 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
   // One answer, to its end. Returns how long to wait before the next request, in ms; null if there is none.
   async function read() {
     const query = new URLSearchParams({ offset: position, live: "sse", ...(cursor && { cursor }) });
+    let isStream = false;
+    pending = [];
     const bearer = typeof token === "function" ? await token(name) : token;
     const alive = new AbortController();
     const stop = () => alive.abort();
@@ -629,8 +678,10 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
         timer = setTimeout(stop, ALIVE_WITHIN_MS);
         if (event) take(event, data);
         if (signal.aborted || closed) return null;
+        isStream ||= event === "control";
       }
-      return 0;
+      // Something else that answers, such as a proxy's page, isn't asked again at once.
+      return isStream ? 0 : waitMs;
     } finally {
       clearTimeout(timer);
       signal.removeEventListener("abort", stop);
@@ -736,7 +787,8 @@ function followTexts(source, channel, options = {}, changed = () => {}) {
     connection(connected) {
       if (connected === view.connected) return;
       silence.connection(connected);
-      show({ connected });
+      // After a refusal it was asked again, and may be read now.
+      show(connected ? { connected, error: null } : { connected });
     },
     gap() {
       texts.gap();
