@@ -105,8 +105,14 @@ class Grants:
         Raises Unavailable if Redis or a worker didn't confirm it; the revocation counts as soon as they can be reached.
         Raises ApiError if the app has too many.
         """
-        at_s = await self._record(app_id, subject, by)
-        answers: dict[str, int] = await self._ask(RevokeGrants(app_id, subject, at_s))
+        self._need_room(app_id, subject)
+        at_s = int(self._clock())
+        answers: dict[str, int]
+        # Workers also read what is written, and who reads it first counts what it ends: so they are asked before.
+        try:
+            answers = await self._ask(RevokeGrants(app_id, subject, at_s))
+        finally:
+            await self._record(app_id, subject, at_s, by)
         ended = sum(answers.values())
         log.info("grants revoked", app=app_id, subject=subject, ended=ended)
         return at_s, ended
@@ -114,12 +120,16 @@ class Grants:
     async def unsubscribe(self, app_id: str, channel: str, user: str, socket: str, *, granted: bool) -> int:
         """Removes a user, or the connection with this socket id, from a channel. `granted`: the app accepts grants.
         Returns how many subscriptions and readers over HTTP ended. Raises as `revoke`."""
+        recorded = of_channel(channel, user) if user and granted else None
+        if recorded is not None:
+            self._need_room(app_id, recorded)
         at_s = int(self._clock())
-        if user and granted:
-            at_s = await self._record(app_id, of_channel(channel, user), None)
-        answers: dict[str, tuple[int, list[str]]] = await self._ask(
-            Unsubscribe(app_id, channel, user, socket, at_s, granted)
-        )
+        answers: dict[str, tuple[int, list[str]]]
+        try:
+            answers = await self._ask(Unsubscribe(app_id, channel, user, socket, at_s, granted))
+        finally:
+            if recorded is not None:
+                await self._record(app_id, recorded, at_s, None)
         ended = sum(ended for ended, _ in answers.values())
         if socket:
             # The connection's next socket id must not open the channel by the same grant.
@@ -141,8 +151,7 @@ class Grants:
         finally:
             self._asking.release()
 
-    async def _record(self, app_id: str, subject: str, by: Actor | None) -> int:
-        at_s = int(self._clock())
+    def _need_room(self, app_id: str, subject: str) -> None:
         app = self.table.of(app_id)
         if len(app) >= MAX_REVOKED:
             app.forget_old()
@@ -152,7 +161,9 @@ class Grants:
                 f"this app has {MAX_REVOKED} revocations of the last day, and nothing was revoked; to end all grants "
                 "of a key, add another key and disable that one",
             )
-        if app.revoke(subject, at_s):
+
+    async def _record(self, app_id: str, subject: str, at_s: int, by: Actor | None) -> None:
+        if self.table.of(app_id).revoke(subject, at_s):
             if by is not None:
                 self._actors[app_id, subject] = by
             self._wake.set()
@@ -168,7 +179,6 @@ class Grants:
             self._unfilled = True
             self._wake.set()
         self._link.call(self._keys.publish, self._keys.controls, encode(GrantRevoked(app_id, subject, at_s)))
-        return at_s
 
     # -- in the background
 
