@@ -68,7 +68,7 @@ PEERS = {
 
 
 def get(name: str) -> None:
-    """Brings a server into FOLDER. Building Sockudo takes a quarter of an hour of a processor."""
+    """Brings a server into FOLDER."""
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     if name == "soketi":

@@ -3,6 +3,7 @@
 import asyncio
 import traceback
 
+import asyncpg
 import pytest
 import sqlalchemy as sa
 
@@ -157,7 +158,8 @@ async def test_change_ends_that_of_a_process_that_stopped_within_a_statement(pos
             driver = (await connection.get_raw_connection()).driver_connection
             statement = await driver.prepare("SELECT version FROM apps WHERE id = $1")
             await change(other, sa.select(meta))
-            assert statement.get_query()
+            with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+                await statement.fetch("1")
             await raise_version(connection)
 
     with pytest.raises(StoreUnavailable, match=r"^(?!.*lock timeout)"):

@@ -34,9 +34,9 @@ _STATEMENT_TIMEOUT_S: Final = 15.0
 _SESSION: Final = (
     "SET application_name = 'redpoll'; SET lock_timeout = '4s'; SET idle_in_transaction_session_timeout = '3s'"
 )
-# A process that stops after it sent a statement, and before the statement's values, isn't idle to PostgreSQL, and no
-# other limit of PostgreSQL 16 counts either. This finds the sessions that hold the row of the version like that. A
-# session that is merely slow is found at some looks, not at all.
+# PostgreSQL doesn't count a process as idle that stops after it has sent a statement and before it sends the values,
+# and `statement_timeout` doesn't end it. This finds the sessions that wait like that and hold the row of the version.
+# Only one that every look finds is taken for stopped: a slow one is at work at some of them.
 _STOPPED: Final = sa.text(
     "SELECT pid FROM pg_stat_activity a WHERE datname = current_database() AND application_name = 'redpoll'"
     " AND state = 'active' AND wait_event = 'ClientRead' AND query_start < now() - interval '3 s' AND EXISTS"
