@@ -1,7 +1,7 @@
 """What the engine calls for each connection, from its first byte to its last.
 
 The engine (`redpoll._engine`) parses HTTP heads and WebSocket frames. This class passes on what it found: request heads
-to the gate, messages to the session, and the session's effects by way of the gate to the hub.
+to the gate, messages to the session, and the session's effects to the hub.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class ClientConnection(Connection):
             self.gate.debugging.received(self, message)
         effects = self.session.receive(message, monotonic())
         if effects:
-            self.gate.perform(self, effects)
+            self.gate.hub.perform(self, effects)
 
     def binary_received(self) -> None:
-        self.gate.perform(self, self.session.receive_binary(monotonic()))
+        self.gate.hub.perform(self, self.session.receive_binary(monotonic()))
 
     def pong_received(self) -> None:
         self.gate.pong_received(self)

@@ -7,7 +7,7 @@ and nothing of channels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from redpoll.config.settings import Settings
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS, error_response
 from redpoll.protocol import frames, handshake
 from redpoll.protocol.apps import App
-from redpoll.protocol.effects import Effect
 from redpoll.protocol.errors import Code
 from redpoll.protocol.limits import Limits, Refusals
 from redpoll.protocol.session import Session, Subscription
@@ -146,10 +145,6 @@ class Gate:
         )
 
     # -- what connections report ---------------------------------------------------------------------------
-
-    def perform(self, connection: Connection, effects: Sequence[Effect]) -> None:
-        """Carries out what a connection's session asks for."""
-        self.hub.perform(connection, effects)
 
     def pong_received(self, connection: Connection) -> None:
         self.janitor.pong_received(connection)
