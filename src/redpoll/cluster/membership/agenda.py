@@ -136,16 +136,16 @@ class CountDelay:
         self._mark_dirty = mark_dirty
         self._interval_s = interval_s
         # Channels of which Redis got the number in this interval, and those that changed since.
-        self._told: set[LocalChannel] = set()
+        self._sent: set[LocalChannel] = set()
         self._changed: set[LocalChannel] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def changed(self, local_channel: LocalChannel) -> None:
         """Only the number of its sockets changed, and nobody waits for Redis."""
-        if local_channel in self._told:
+        if local_channel in self._sent:
             self._changed.add(local_channel)
             return
-        self._told.add(local_channel)
+        self._sent.add(local_channel)
         self._mark_dirty(local_channel)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
@@ -153,7 +153,7 @@ class CountDelay:
     def holds_back(self, local_channel: LocalChannel) -> bool:
         """Whether the next call can wait until this interval is over. While clients keep coming, each reply would
         otherwise be followed by another call."""
-        if local_channel in self._told and local_channel.lacks_at_most_count():
+        if local_channel in self._sent and local_channel.lacks_at_most_count():
             self._changed.add(local_channel)
             return True
         return False
@@ -161,10 +161,10 @@ class CountDelay:
     def interval_over(self) -> None:
         """The numbers that changed in this interval may be told, and the next one begins."""
         self._timer = None
-        self._told, self._changed = self._changed, set()
-        for local_channel in self._told:
+        self._sent, self._changed = self._changed, set()
+        for local_channel in self._sent:
             self._mark_dirty(local_channel)
-        if self._told:
+        if self._sent:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
 
 
