@@ -376,7 +376,7 @@ cdef class Poller:
         polled.watched = polled.watched & (WATCHED | WATCHED_IN | WATCHED_OUT) | place << PLACE_SHIFT
         self.sets[place].sockets += 1
         if epoll_ctl(self.sets[place].fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
-            # Whoever called closes it.
+            # The caller closes it.
             raise OSError(errno, os.strerror(errno))
         return 0
 

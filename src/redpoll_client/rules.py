@@ -362,7 +362,7 @@ def _sign_in(rules: Rules, signer: PublisherBase, request: AuthRequest, user: An
         return 403, _FORBIDDEN
 
 
-# The same for every reason: whoever tries names learns nothing.
+# The same for every reason: a client that tries names learns nothing.
 _FORBIDDEN = {"error": "forbidden"}
 Answer = tuple[int, dict[str, Any]]
 Arguments = tuple[Rules, PublisherBase, AuthRequest, Any, str | None]

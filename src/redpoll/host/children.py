@@ -1,6 +1,6 @@
 """The children of the supervisor and how each is started: Redis, the control plane, the workers.
 
-Which of them run, and what they are told, decides supervisor.py.
+supervisor.py decides which of them run, and what to tell them.
 """
 
 import asyncio

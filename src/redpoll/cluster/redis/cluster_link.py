@@ -210,7 +210,7 @@ class ClusterLink(Link):
             link.call(*command, done=ShardCall(at, answered))
 
     def _park(self, at: int, since: float, command: tuple[Any, ...], done: Done) -> None:
-        # Calls that were sent before the first refusal come here in order, and those that are made later wait behind.
+        # Calls that were sent before the first refusal come here in order, and later ones wait after them.
         if at not in self._parked:
             self._parked[at] = deque()
             asyncio.get_running_loop().call_later(_REPEAT_AFTER_S, self._repeat, at, self._parked[at])
