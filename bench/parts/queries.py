@@ -76,7 +76,7 @@ def publish_until(port: int, over: Event, result: Connection) -> None:
 
 
 def ask(port: int, kind: str, go: Event, result: Connection) -> None:
-    """One query, or all pages, when told to; sends when it began and ended, and what came."""
+    """One query, or all pages, once `go` is set; sends when it began and ended, and what came."""
     go.wait()
     client = http.client.HTTPConnection("127.0.0.1", port)
 

@@ -1,5 +1,5 @@
-"""What Sync has to do, and in which order: for which channels something is due, what can wait, and what Redis has to be
-told again."""
+"""What Sync has to do, and in which order: for which channels something is due, what can wait, and what Redis has to
+get again."""
 
 import asyncio
 from collections import deque
@@ -130,7 +130,7 @@ class Agenda:
 
 class CountDelay:
     """Keeps clients that come and go from costing Redis a call each: for plain channels it gets their number at once,
-    and then once in each `interval_s`. Calls `mark_dirty(local_channel)` when it may be told."""
+    and then once in each `interval_s`. Calls `mark_dirty(local_channel)` when the number may be sent."""
 
     def __init__(self, mark_dirty: Callable[[LocalChannel], None], interval_s: float = 0.05) -> None:
         self._mark_dirty = mark_dirty
@@ -159,7 +159,7 @@ class CountDelay:
         return False
 
     def interval_over(self) -> None:
-        """The numbers that changed in this interval may be told, and the next one begins."""
+        """The numbers that changed in this interval may be sent, and the next one begins."""
         self._timer = None
         self._sent, self._changed = self._changed, set()
         for local_channel in self._sent:
