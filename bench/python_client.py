@@ -252,11 +252,11 @@ async def _receive(url: str, events: int, connections: int) -> float:
         for _ in range(connections):
             subscriber = await stack.enter_async_context(Subscriber(url=url, queue=events + 1))
             channels.append(await stack.enter_async_context(subscriber.subscribe(f"bench-{len(channels)}")))
-        each = (rss_bytes(os.getpid()) - before) / connections
+        connection_bytes = (rss_bytes(os.getpid()) - before) / connections
         print("ready", flush=True)
         for _ in range(events):
             (await anext(channels[0])).json()
-    return each
+    return connection_bytes
 
 
 def _receive_pysher(url: str, events: int, connections: int) -> float:
@@ -287,22 +287,22 @@ def _receive_pysher(url: str, events: int, connections: int) -> float:
     for number in range(connections):
         connect(number)
         subscribed.acquire()
-    each = (rss_bytes(os.getpid()) - before) / connections
+    connection_bytes = (rss_bytes(os.getpid()) - before) / connections
     print("ready", flush=True)
     done.wait()
-    return each
+    return connection_bytes
 
 
 def subscriber(name: str, url: str, events: int, connections: int) -> dict[str, float]:
     """Processor time for each event in µs, and memory for each connection in bytes, in this process."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     if name == "Subscriber":
-        each = asyncio.run(_receive(url, events, connections))
+        connection_bytes = asyncio.run(_receive(url, events, connections))
     else:
-        each = _receive_pysher(url, events, connections)
+        connection_bytes = _receive_pysher(url, events, connections)
     after = resource.getrusage(resource.RUSAGE_SELF)
     spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"us": spent_s / events * 1e6, "bytes": each}
+    return {"us": spent_s / events * 1e6, "bytes": connection_bytes}
 
 
 def compare_subscribers(url: str, events: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -316,8 +316,8 @@ def compare_subscribers(url: str, events: int, rounds: int) -> dict[str, dict[st
             many = _subscribing(name, url, 1, 50)
             runs.setdefault(name, []).append({"us": one_connection["us"], "bytes": many["bytes"]})
     return {
-        name: {key: round(statistics.median(run[key] for run in found), 1) for key in ("us", "bytes")}
-        for name, found in runs.items()
+        name: {key: round(statistics.median(run[key] for run in results), 1) for key in ("us", "bytes")}
+        for name, results in runs.items()
     }
 
 
@@ -333,8 +333,8 @@ def _subscribing(name: str, url: str, events: int, connections: int) -> dict[str
             for _ in range(events // 10):
                 publisher.trigger_batch(batch)
             publisher.trigger_batch(batch[: events % 10])
-        found: dict[str, float] = json.loads(process.stdout.readline())
-    return found
+        result: dict[str, float] = json.loads(process.stdout.readline())
+    return result
 
 
 # -- all of them, in turns
@@ -355,8 +355,8 @@ def _measure(name: str, url: str, at_once: int, seconds: float, rate: float, ca:
         timeout=LIMIT_S,
         check=True,
     )
-    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return result
 
 
 def _installed(name: str) -> bool:
@@ -373,15 +373,15 @@ def compare(options: Any, url: str, ca: Path | None) -> dict[str, dict[str, Any]
     for _ in range(options.rounds):
         for at_once in map(int, options.at.split(",")):
             for name in chosen:
-                found = _measure(name, url, at_once, options.seconds, 0, ca)
-                runs.setdefault((name, str(at_once)), []).append(found)
+                result = _measure(name, url, at_once, options.seconds, 0, ca)
+                runs.setdefault((name, str(at_once)), []).append(result)
         for name in chosen:
-            found = _measure(name, url, 16, options.seconds, options.rate, ca)
-            runs.setdefault((name, "rate"), []).append(found)
+            result = _measure(name, url, 16, options.seconds, options.rate, ca)
+            runs.setdefault((name, "rate"), []).append(result)
     figures: dict[str, dict[str, Any]] = {name: {} for name in chosen}
-    for (name, load), found in runs.items():
+    for (name, load), results in runs.items():
         keys = ("p99_ms", "us") if load == "rate" else ("rate", "us")
-        figures[name][load] = {key: round(statistics.median(run[key] for run in found), 1) for key in keys}
+        figures[name][load] = {key: round(statistics.median(run[key] for run in results), 1) for key in keys}
     for name, reference in REFERENCE.items():
         if name in figures and reference in figures:
             for load, values in figures[name].items():

@@ -118,18 +118,18 @@ def _commands(command: click.Command, words: str) -> Iterator[tuple[str, str]]:
 
 def changes(old: Names, new: Names) -> dict[str, list[str]]:
     """`gone`, `changed` and `new`: lines such as "settings: `port`"."""
-    found: dict[str, list[str]] = {"gone": [], "changed": [], "new": []}
+    result: dict[str, list[str]] = {"gone": [], "changed": [], "new": []}
     for section in dict.fromkeys((*old, *new)):
         before, after = old.get(section, {}), new.get(section, {})
         for name in dict.fromkeys((*before, *after)):
             line = f"{section}: `{name}`"
             if name not in after:
-                found["gone"].append(line)
+                result["gone"].append(line)
             elif name not in before:
-                found["new"].append(line)
+                result["new"].append(line)
             elif before[name] != after[name]:
-                found["changed"].append(line)
-    return found
+                result["changed"].append(line)
+    return result
 
 
 def unmentioned(changed: dict[str, list[str]], changelog: str) -> list[str]:
@@ -143,12 +143,12 @@ def unmentioned(changed: dict[str, list[str]], changelog: str) -> list[str]:
 def main() -> None:
     new = promised()
     old: Names = json.loads(PATH.read_text()) if PATH.exists() else new
-    found = changes(old, new)
-    lines = [f"{kind:<7} {line}" for kind, each in found.items() for line in each]
+    differences = changes(old, new)
+    lines = [f"{kind:<7} {line}" for kind, items in differences.items() for line in items]
     if "--check" in sys.argv:
         sys.exit("\n".join([*lines, f"deploy/promised.json doesn't match the code: run {COMMAND}"]) if lines else 0)
     print("\n".join(lines) or "nothing has changed")
-    if missing := unmentioned(found, CHANGELOG.read_text()):
+    if missing := unmentioned(differences, CHANGELOG.read_text()):
         sys.exit("\n".join(['not written: in CHANGELOG.md, the part "Unreleased" needs entries that name', *missing]))
     PATH.write_text(json.dumps(new, indent=1, ensure_ascii=False) + "\n")
 

@@ -71,13 +71,13 @@ def _object(name: str, thing: griffe.Object | griffe.Alias) -> Iterator[str]:
         members = thing.all_members
         if (init := members.get("__init__")) is not None and init.docstring is not None:
             yield from _function(f"{name}()", init)
-        for member, found in members.items():
+        for member, item in members.items():
             public = not member.startswith("_") and member not in _INTERNAL.get(name, ())
-            if public and found.docstring is not None:
-                if found.is_function:
-                    yield from _function(f"{name}.{member}", found)
+            if public and item.docstring is not None:
+                if item.is_function:
+                    yield from _function(f"{name}.{member}", item)
                 else:
-                    yield f"#### {name}.{member}\n\n{_text(found)}"
+                    yield f"#### {name}.{member}\n\n{_text(item)}"
     else:
         yield f"    {_signature(name, thing)}\n\n{_text(thing)}"
 

@@ -59,33 +59,33 @@ class Used:
         return {"server_cpu_s": round(cpu_of(self.pids) - self.cpu_s, 2), "server_bytes": rss_of(self.pids)}
 
 
-def run_ours(script: str, words: str, result: str, given: argparse.Namespace) -> bool:
+def run_ours(script: str, words: str, result: str, options: argparse.Namespace) -> bool:
     """swarm or storm, which write their own results."""
-    command = [sys.executable, "-m", f"bench.load.{script}", *words.split(), "--name", given.name]
-    command += ["--json", given.results / f"{result}-{given.name}.json"]
-    if given.charts is not None:
-        command += ["--png", given.charts / f"{result}-{given.name}.png"]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PUSHER_URL": given.url}, check=False).returncode == 0
+    command = [sys.executable, "-m", f"bench.load.{script}", *words.split(), "--name", options.name]
+    command += ["--json", options.results / f"{result}-{options.name}.json"]
+    if options.charts is not None:
+        command += ["--png", options.charts / f"{result}-{options.name}.png"]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PUSHER_URL": options.url}, check=False).returncode == 0
 
 
-def save_for(tool: str, figures: dict[str, Any], given: argparse.Namespace, used: Used) -> None:
+def save_for(tool: str, figures: dict[str, Any], options: argparse.Namespace, used: Used) -> None:
     """The result of a tool that doesn't write one."""
-    command = f"PUSHER_URL=… python -m bench.compare.compare --name {given.name} --only {tool}"
-    path = given.results / f"{tool}-{given.name}.json"
-    save(path, tool, {"server": given.name, **figures, **used.figures()}, command)
+    command = f"PUSHER_URL=… python -m bench.compare.compare --name {options.name} --only {tool}"
+    path = options.results / f"{tool}-{options.name}.json"
+    save(path, tool, {"server": options.name, **figures, **used.figures()}, command)
 
 
-def run_locust(given: argparse.Namespace, used: Used) -> bool:
+def run_locust(options: argparse.Namespace, used: Used) -> bool:
     command = [sys.executable, "-m", "locust", "-f", "bench/load/locustfile.py", *LOCUST.split()]
     ran = subprocess.run(
         [*command, "--json", "--only-summary"],
-        env=os.environ | {"PUSHER_URL": given.url},
+        env=os.environ | {"PUSHER_URL": options.url},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    save_for("locust", locust_figures(json.loads(ran.stdout)), given, used)
+    save_for("locust", locust_figures(json.loads(ran.stdout)), options, used)
     return ran.returncode == 0
 
 
@@ -102,7 +102,7 @@ def locust_figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def run_k6(given: argparse.Namespace, used: Used) -> bool:
+def run_k6(options: argparse.Namespace, used: Used) -> bool:
     figures: dict[str, Any] = {}
     good = True
     with tempfile.TemporaryDirectory() as folder:
@@ -113,13 +113,13 @@ def run_k6(given: argparse.Namespace, used: Used) -> bool:
                     *("k6", "run", "--quiet", "--summary-trend-stats", "med,p(95),p(99),max"),
                     *("--summary-export", path, ROOT / "bench" / "load" / "k6" / f"{script}.js"),
                 ],
-                env=os.environ | {"PUSHER_URL": given.url},
+                env=os.environ | {"PUSHER_URL": options.url},
                 check=False,
             )
             # 99 says that a threshold was missed, which is a figure like others.
             good &= ran.returncode in (0, 99)
             figures[script] = k6_figures(json.loads(path.read_text())["metrics"])
-    save_for("k6", figures, given, used)
+    save_for("k6", figures, options, used)
     return good
 
 
@@ -132,8 +132,8 @@ def k6_figures(metrics: dict[str, Any]) -> dict[str, Any]:
     figures["events"] = metrics.get("events", {}).get("count", 0)
     missed = [
         f"{metric} {threshold}"
-        for metric, found in metrics.items()
-        for threshold, crossed in found.get("thresholds", {}).items()
+        for metric, values in metrics.items()
+        for threshold, crossed in values.get("thresholds", {}).items()
         if crossed
     ]
     figures["missed"] = ", ".join(missed) or "none"
@@ -147,22 +147,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["swarm", "storm", "locust", "k6"])
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "compare")
     parser.add_argument("--charts", type=Path, help="write a PNG of each run of swarm and storm into this folder")
-    given = parser.parse_args()
-    chosen = given.only or ["swarm", "storm", "locust", "k6"]
+    options = parser.parse_args()
+    chosen = options.only or ["swarm", "storm", "locust", "k6"]
     good = True
     with contextlib.ExitStack() as stack:
-        if not given.url:
-            given.url = stack.enter_context(redpoll(workers=1))
-        address = Address.parse(given.url)
+        if not options.url:
+            options.url = stack.enter_context(redpoll(workers=1))
+        address = Address.parse(options.url)
         for profile, words in SWARM.items() if "swarm" in chosen else ():
-            good &= run_ours("swarm", words, f"swarm-{profile}", given)
+            good &= run_ours("swarm", words, f"swarm-{profile}", options)
         if "storm" in chosen:
-            good &= run_ours("storm", STORM, "storm", given)
+            good &= run_ours("storm", STORM, "storm", options)
         if "locust" in chosen:
-            good &= run_locust(given, Used(address))
+            good &= run_locust(options, Used(address))
         if "k6" in chosen:
-            good &= run_k6(given, Used(address))
-    results = {path.stem: json.loads(path.read_text()) for path in sorted(given.results.glob("*.json"))}
+            good &= run_k6(options, Used(address))
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(options.results.glob("*.json"))}
     heads, *rows = load_rows(results)
     table = Table(*heads, show_lines=True)
     for row in rows:

@@ -46,27 +46,27 @@ PUBLISHERS = 64
 PUBLISH_RATES = (10_000, 40_000)
 PARTS = ("deliveries", "history", "latency", "connections", "publishes", "rates")
 # A channel that keeps its messages, by the dialect of its server; other servers aren't asked for history.
-KEPT = {"redpoll": "kept-bench", "centrifugo": "kept:bench"}
+HISTORY_CHANNELS = {"redpoll": "kept-bench", "centrifugo": "kept:bench"}
 
 
 class Peer(NamedTuple):
     """A server, and its channel that keeps messages; "": it isn't asked for one."""
 
     address: Address
-    kept: str
+    history_channel: str
 
 
 def other(url: str) -> Peer:
     address = Address.parse(url)
-    return Peer(address, KEPT.get(address.dialect, ""))
+    return Peer(address, HISTORY_CHANNELS.get(address.dialect, ""))
 
 
 @contextlib.contextmanager
 def redpoll() -> Iterator[Peer]:
     with Server(workers=1) as server:
-        rule = {"app": server.app_id, "name": KEPT["redpoll"], "prefix": False, "keep": 100, "seconds": 60}
+        rule = {"app": server.app_id, "name": HISTORY_CHANNELS["redpoll"], "prefix": False, "keep": 100, "seconds": 60}
         ask(socket_path(server.folder / "data"), "history rule add", rule)
-        yield Peer(Address.of(server), KEPT["redpoll"])
+        yield Peer(Address.of(server), HISTORY_CHANNELS["redpoll"])
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ class Peers:
     def measure(self, peer: Peer) -> dict[str, float]:
         parts: dict[str, Callable[[Address], dict[str, float]]] = {
             "deliveries": self.deliveries,
-            "history": lambda address: self.history(address, peer.kept),
+            "history": lambda address: self.history(address, peer.history_channel),
             "latency": self.latencies,
             "connections": self.connections,
             "publishes": self.publish_rates,

@@ -287,14 +287,14 @@ def engines(results: dict[str, Result]) -> str:
     }
     rows = []
     for engine, name in names.items():
-        found = fanout.get(engine)
+        rates = fanout.get(engine)
         suite = suites.get(engine)
         rows.append(
             [
                 name,
                 f"{memory[engine]:,} B" if engine in memory else "–",
                 *(
-                    shown(found[frames]) if found else "–"
+                    shown(rates[frames]) if rates else "–"
                     for frames in ("1", "10")
                     for shown in (lambda row: f"{rounded(row['per_s'])}/s", lambda row: f"{row['ratio']:.2f}")
                 ),
@@ -310,15 +310,15 @@ def load_rows(results: dict[str, Result]) -> list[list[str]]:
     columns: dict[str, dict[tuple[str, str], str]] = {}
     for result in results.values():
         figures = result["figures"]
-        load, found = loads_of(result["bench"], figures)
-        for what, value in found.items():
+        load, values = loads_of(result["bench"], figures)
+        for what, value in values.items():
             columns.setdefault(figures["server"], {})[load, what] = value
-    rows = dict.fromkeys(row for found in columns.values() for row in found)
+    rows = dict.fromkeys(row for column in columns.values() for row in column)
     tools = ["swarm", "storm", "Locust", "k6"]
     ordered = sorted(rows, key=lambda row: tools.index(row[0].partition(",")[0]))
     return [
         ["load", "figure", *columns],
-        *([*row, *(found.get(row, "–") for found in columns.values())] for row in ordered),
+        *([*row, *(column.get(row, "–") for column in columns.values())] for row in ordered),
     ]
 
 
@@ -342,12 +342,12 @@ def loads_of(bench: str, figures: dict[str, Any]) -> tuple[str, dict[str, str]]:
             **({"server, s": f"{figures['server_cpu_s']:g}"} if "server_cpu_s" in figures else {}),
         }
     if bench == "k6":
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for script, row in figures.items():
             if isinstance(row, dict):
                 named = _times(row) | {"events": f"{row['events']:,}", "thresholds missed": f"{row['missed']}"}
-                found |= {f"{script}: {name}": value for name, value in named.items()}
-        return "k6", found
+                values |= {f"{script}: {name}": value for name, value in named.items()}
+        return "k6", values
     return "", {}
 
 
@@ -362,21 +362,21 @@ def _times(rows: dict[str, Any]) -> dict[str, str]:
 
 def _swarm(figures: dict[str, Any]) -> dict[str, str]:
     """What a run of swarm says about the server."""
-    found = {
+    values = {
         "connections/s": f"{figures['connected_per_s']:,.0f}",
         "failed": f"{figures['failed']}",
         "server, µs for each connection": f"{figures['server_us_per_connection']:,.0f}",
     }
     if "events" in figures:
         latency = figures["latency"]
-        found |= {
+        values |= {
             "events/s": f"{figures['events_per_s']:,.0f}",
             "lost": f"{figures['lost_events']}",
             "overtaken": f"{figures['overtaken']}",
             "server, µs for each event": f"{figures['server_us_per_event']:.1f}",
             **{f"{name}, ms": f"{latency[key]:g}" for name, key in LATENCIES.items()},
         }
-    return found
+    return values
 
 
 def load(results: dict[str, Result]) -> str:
@@ -412,9 +412,9 @@ def most(results: dict[str, Result]) -> str:
 def per_unit(results: dict[str, Result]) -> str:
     """What one connection, event, publish and message costs the server."""
     figures = {name: result["figures"] for name, result in results.items()}
-    shared, each = figures["connections"]["10000"], figures["connections-each"]
+    shared, own_channel = figures["connections"]["10000"], figures["connections-each"]
     # Memory of the first round stays for the next ones.
-    own, own_per_s = each["round 1"], max(row["per_core_per_s"] for row in each.values())
+    own, own_per_s = own_channel["round 1"], max(row["per_core_per_s"] for row in own_channel.values())
     ticker, chat = figures["swarm-ticker-redpoll"], figures["swarm-chat-redpoll"]
     publish = figures["publish"][max(figures["publish"], key=int)]["us"]
     most, history = figures["swarm-20000-redpoll"], figures["history"]
@@ -489,13 +489,13 @@ def seen(results: dict[str, Result]) -> str:
 
 def machines(results: dict[str, Result]) -> str:
     """Which machines the results are from."""
-    found = sorted(
+    lines = sorted(
         {
             f"{machine['cores']} cores {machine['cpu']}, Linux {machine['kernel']}, Python {machine['python']}"
             for machine in (result["machine"] for result in results.values())
         }
     )
-    return "".join(f"- {line}\n" for line in found)
+    return "".join(f"- {line}\n" for line in lines)
 
 
 TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
@@ -514,7 +514,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
 
 def rendered(text: str, results: dict[str, Result]) -> str:
     """A page with its tables made from `results`. Raises KeyError for an unknown table."""
-    return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]](results)}{found[4]}", text)
+    return _REGION.sub(lambda match: f"{match[1]}{TABLES[match[2]](results)}{match[4]}", text)
 
 
 def is_current(name: str, results: dict[str, Result]) -> bool:

@@ -133,8 +133,8 @@ int main(int argc, char **argv) {
     watch(listening);
     watch(0);
     for (;;) {
-        int found = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, -1);
-        for (int i = 0; i < found; i++) {
+        int event_count = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, -1);
+        for (int i = 0; i < event_count; i++) {
             int fd = events[i].data.fd;
             if (fd == 0) obey();
             else if (fd == listening) accept_some();

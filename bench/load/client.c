@@ -61,7 +61,7 @@ struct publisher {
     int fd;
     struct request *first, *last;
     int waiting_answer;    /* requests sent and not answered: 0 or 1 */
-    uint64_t owed;         /* deliveries still to come of what was sent */
+    uint64_t outstanding;  /* deliveries still to come of what was sent */
     uint32_t sent;         /* events sent */
     uint64_t *sent_at_ns;  /* by number */
     uint32_t sent_room;
@@ -128,10 +128,10 @@ static void watch(int fd, uint32_t events, uint64_t tag, int operation) {
 #define PUBLISHER_TAG (1ull << 40)
 
 static void resolve(const char *name, const char *port, struct sockaddr_in *into) {
-    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, *found;
-    if (getaddrinfo(name, port, &hints, &found)) die("getaddrinfo");
-    memcpy(into, found->ai_addr, sizeof *into);
-    freeaddrinfo(found);
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, *addresses;
+    if (getaddrinfo(name, port, &hints, &addresses)) die("getaddrinfo");
+    memcpy(into, addresses->ai_addr, sizeof *into);
+    freeaddrinfo(addresses);
 }
 
 /* Small writes on sockets that owe nothing: on loopback they are taken whole, or something is badly wrong. */
@@ -214,7 +214,7 @@ static void take_delivery(struct subscriber *s, const char *mark, uint64_t at_ns
     if ((int32_t)number <= s->last[p]) late++;
     else s->last[p] = (int32_t)number;
     delivered++;
-    if (publishers[p].owed) publishers[p].owed--;
+    if (publishers[p].outstanding) publishers[p].outstanding--;
     note_latency(at_ns - publishers[p].sent_at_ns[number]);
 }
 
@@ -338,7 +338,7 @@ static void send_request(int p, uint64_t at_ns) {
     }
     for (uint32_t i = 0; i < r->events; i++) o->sent_at_ns[o->sent + i] = at_ns;
     o->sent += r->events;
-    o->owed += (uint64_t)r->events * ready_count;
+    o->outstanding += (uint64_t)r->events * ready_count;
     o->waiting_answer = 1;
     write_all(&(struct stream){.fd = o->fd}, r->bytes, r->length);
     free(r->bytes);
@@ -443,19 +443,19 @@ static void reset_counts(void) {
         for (int p = 0; p < PUBLISHERS; p++) subscribers[i].last[p] = -1;
     for (int p = 0; p < PUBLISHERS; p++) {
         publishers[p].sent = 0;
-        publishers[p].owed = 0;
+        publishers[p].outstanding = 0;
     }
 }
 
 static void print_result(double seconds) {
-    uint64_t sent = 0, owed = 0;
+    uint64_t sent = 0, outstanding = 0;
     for (int p = 0; p < PUBLISHERS; p++) {
         sent += publishers[p].sent;
-        owed += publishers[p].owed;
+        outstanding += publishers[p].outstanding;
     }
     printf("{\"seconds\":%.6f,\"events\":%llu,\"deliveries\":%llu,\"missing\":%llu,\"late\":%llu,\"refused\":%llu,"
            "\"subscribers\":%u,\"lost_connections\":%u,\"p50_ms\":%.3f,\"p99_ms\":%.3f,\"max_ms\":%.3f}\n",
-           seconds, (unsigned long long)sent, (unsigned long long)delivered, (unsigned long long)owed,
+           seconds, (unsigned long long)sent, (unsigned long long)delivered, (unsigned long long)outstanding,
            (unsigned long long)late, (unsigned long long)refused, ready_count, lost_count, latency_ms(0.5),
            latency_ms(0.99), latency_ms(1.0));
     fflush(stdout);
@@ -482,8 +482,8 @@ static void publish(double rate) {
         uint64_t at = now_ns();
         for (int p = 0; p < PUBLISHERS; p++) {
             struct publisher *o = &publishers[p];
-            if (!rate && o->first && !o->waiting_answer && !o->owed) send_request(p, now_ns());
-            if (o->first || o->waiting_answer || o->owed) left = 1;
+            if (!rate && o->first && !o->waiting_answer && !o->outstanding) send_request(p, now_ns());
+            if (o->first || o->waiting_answer || o->outstanding) left = 1;
         }
         if (!left) break;
         int timeout_ms = 100;
@@ -510,7 +510,7 @@ static void publish(double rate) {
             seen = delivered + answers;
             moved = ended = now_ns();
         } else if (now_ns() - moved > STUCK_S * 1000000000ull) {
-            break; /* what is still owed is reported as missing */
+            break; /* what is still outstanding is reported as missing */
         }
     }
     print_result((double)(ended - began) / 1e9);
@@ -633,9 +633,9 @@ static void floor_reference(uint32_t count, uint32_t frame_bytes, uint32_t joine
     uint64_t began = now_ns();
     for (uint32_t round = 0; round < rounds; round++) {
         for (uint32_t i = 0; i < joined; i++) o->sent_at_ns[o->sent++] = now_ns();
-        o->owed = (uint64_t)joined * count;
+        o->outstanding = (uint64_t)joined * count;
         if (write(orders[1], "x", 1) != 1) die("orders");
-        while (o->owed && !lost_count) turn(1000);
+        while (o->outstanding && !lost_count) turn(1000);
     }
     print_result((double)(now_ns() - began) / 1e9);
     close(orders[1]);

@@ -83,11 +83,11 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="a channel for each connection")
     options = parser.parse_args()
     if options.each:
-        each = measure_each(options)
-        print_table(["", *each["round 1"]], ([name, *row.values()] for name, row in each.items()))
+        rounds = measure_each(options)
+        print_table(["", *rounds["round 1"]], ([name, *row.values()] for name, row in rounds.items()))
         print("\ngoal: ≥ 6,000/s of one core")
         if options.json is not None:
-            save(options.json, "connections", each)
+            save(options.json, "connections", rounds)
         return
     with (
         tls_settings(options.tls) as settings,

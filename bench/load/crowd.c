@@ -333,7 +333,7 @@ int main(int argc, char **argv) {
     struct rlimit files;
     double reported = 0;
     char line[64];
-    int filled = 0, found = 0;
+    int filled = 0, event_count = 0;
     if (argc < 8)
         return 2;
     host = argv[1];
@@ -361,11 +361,11 @@ int main(int argc, char **argv) {
     beginning = now_s();
     report();
     for (;;) {
-        if (ready_count == count && found < EVENTS_AT_ONCE)
+        if (ready_count == count && event_count < EVENTS_AT_ONCE)
             nanosleep(&BETWEEN_READS, NULL);
-        found = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, coming && ready_count < count ? 5 : 50);
+        event_count = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, coming && ready_count < count ? 5 : 50);
         double now = now_s();
-        for (int i = 0; i < found; i++) {
+        for (int i = 0; i < event_count; i++) {
             if (events[i].data.u32 != UINT32_MAX) {
                 handle((int)events[i].data.u32, events[i].events, now);
                 continue;

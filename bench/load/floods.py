@@ -88,12 +88,12 @@ class Times:
         self.ran[kind].append(ran_s)
 
     def figures(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"lost": self.late}
+        summary: dict[str, Any] = {"lost": self.late}
         for kind, values in self.waited.items():
             ordered, ran = sorted(values), sorted(self.ran[kind])
             if ordered:
                 p50, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.99))
-                found[kind] = {
+                summary[kind] = {
                     "p50_ms": round(p50 * 1000, 1),
                     "p99_ms": round(p99 * 1000, 1),
                     "max_ms": round(ordered[-1] * 1000, 1),
@@ -101,7 +101,7 @@ class Times:
                     "server_p99_ms": round(ran[int(len(ran) * 0.99)] * 1000, 1),
                     "count": len(ordered),
                 }
-        return found
+        return summary
 
 
 class Good(asyncio.Protocol):

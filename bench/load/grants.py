@@ -48,7 +48,7 @@ _BACKENDS_CONNECTIONS: Final = 50
 # -- the back end of the pages
 
 
-def back_end(listening: socket.socket, key: str, secret: str, told: Connection) -> None:
+def back_end(listening: socket.socket, key: str, secret: str, pipe: Connection) -> None:
     """Signs `socket_id channel` for each line of a request, in a process of its own. Says how often it was asked."""
     asked = 0
 
@@ -69,7 +69,7 @@ def back_end(listening: socket.socket, key: str, secret: str, told: Connection) 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         await loop.create_server(Requests, sock=listening)
-        loop.add_reader(told.fileno(), lambda: told.send(asked) if told.recv() else loop.stop())
+        loop.add_reader(pipe.fileno(), lambda: pipe.send(asked) if pipe.recv() else loop.stop())
         await loop.create_future()
 
     # Until the bench ends it.
@@ -231,9 +231,9 @@ async def measure(server: Server, way: str, options: argparse.Namespace) -> dict
         listening.close()
 
 
-def _asked(told: Connection) -> int:
-    told.send(True)
-    asked: int = told.recv()
+def _asked(pipe: Connection) -> int:
+    pipe.send(True)
+    asked: int = pipe.recv()
     return asked
 
 

@@ -46,7 +46,7 @@ static size_t latency_room = 1 << 22, answered, refused, broken;
 static struct connection **idle; /* answered, and not yet due again */
 static size_t idle_count;
 static uint64_t interval_ns, due_ns;
-static int epoll, each, split;
+static int epoll, connection_each, split;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
 static void die(const char *what) { perror(what); exit(1); }
@@ -85,17 +85,17 @@ static void watch(struct connection *c, int how, uint32_t events)
 
 static void open_connection(struct connection *c)
 {
-    c->stream.fd = socket(AF_INET, SOCK_STREAM | (each ? SOCK_NONBLOCK : 0), 0);
+    c->stream.fd = socket(AF_INET, SOCK_STREAM | (connection_each ? SOCK_NONBLOCK : 0), 0);
     if (c->stream.fd < 0) die("socket");
     setsockopt(c->stream.fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    c->connecting = each;
+    c->connecting = connection_each;
     if (connect(c->stream.fd, (struct sockaddr *)&address, sizeof address) && errno != EINPROGRESS) die("connect");
-    if (!each) {
+    if (!connection_each) {
         /* Blocking: handshakes are over before the clock starts. */
         if (stream_shake(&c->stream) != 1) die("TLS handshake");
         fcntl(c->stream.fd, F_SETFL, O_NONBLOCK);
     }
-    watch(c, EPOLL_CTL_ADD, each ? EPOLLOUT : EPOLLIN);
+    watch(c, EPOLL_CTL_ADD, connection_each ? EPOLLOUT : EPOLLIN);
 }
 
 static void write_all(struct connection *c, const char *at, size_t size)
@@ -129,7 +129,7 @@ static void send_next(struct connection *c, uint64_t since)
 {
     c->filled = 0;
     c->sent_ns = since;
-    if (each) open_connection(c);
+    if (connection_each) open_connection(c);
     else write_request(c);
 }
 
@@ -183,15 +183,15 @@ int main(int argc, char **argv)
     load(argv[5]);
     if (argc > 6 && atof(argv[6]) > 0) interval_ns = (uint64_t)(1e9 / atof(argv[6]));
     for (int i = 7; i < argc; i++) {
-        if (!strcmp(argv[i], "each")) each = 1;
+        if (!strcmp(argv[i], "each")) connection_each = 1;
         if (!strcmp(argv[i], "split")) split = 1;
     }
     stream_begin();
-    stream_resumes = each;
+    stream_resumes = connection_each;
     latencies_us = malloc(latency_room * sizeof *latencies_us);
     struct connection *connections = calloc(count, sizeof *connections);
     idle = calloc(count, sizeof *idle);
-    if (!each)
+    if (!connection_each)
         for (int i = 0; i < count; i++) open_connection(&connections[i]);
     uint64_t start = now_ns(), stop = start + (uint64_t)(atof(argv[4]) * 1e9), now = start;
     due_ns = start;
@@ -226,7 +226,7 @@ int main(int argc, char **argv)
             if (got <= 0) {
                 if (!broken++) fprintf(stderr, "the server closed a connection without an answer\n");
                 stream_close(&c->stream);
-                if (!each) return 1;
+                if (!connection_each) return 1;
                 go_on(c);
                 continue;
             }
@@ -237,7 +237,7 @@ int main(int argc, char **argv)
             }
             if (answered < latency_room) latencies_us[answered] = (now_ns() - c->sent_ns) / 1000;
             answered++;
-            if (each) stream_close(&c->stream);
+            if (connection_each) stream_close(&c->stream);
             go_on(c);
         }
     }

@@ -237,10 +237,10 @@ class Crowd:
         return sum(driver.last.get(name, 0) for driver in self.drivers)
 
     def histogram(self, name: str) -> Counter[int]:
-        found: Counter[int] = Counter()
+        total: Counter[int] = Counter()
         for driver in self.drivers:
-            found.update(driver.histograms[name])
-        return found
+            total.update(driver.histograms[name])
+        return total
 
     def errors(self) -> list[str]:
         return sorted({error for driver in self.drivers for error in driver.last.get("errors", {})})
@@ -251,7 +251,7 @@ class Crowd:
         passed_s = max(now - self._sampled_at, 1e-3)
         sums = {name: float(self.total(name)) for name in ("ready", "messages", "failed", "lost")}
         recent, self._recent = sorted(self._recent), []
-        found = {
+        figures = {
             "at_s": round(now - self.began, 2),
             "phase": self.phase,
             "open": self.total("open"),
@@ -264,8 +264,8 @@ class Crowd:
             "kernel_bytes": kernel_bytes(),
         }
         self._before, self._sampled_at = sums, now
-        self.samples.append(found)
-        return found
+        self.samples.append(figures)
+        return figures
 
     async def until(self, screen: swarm.Screen, goal: Any, limit_s: float) -> bool:
         """Samples every second until `goal()`; False after `limit_s` without a new connection or message."""

@@ -40,19 +40,19 @@ class Passes:
     def longest(self, pid: int, since: float, until: float) -> dict[str, Any]:
         """The line of the longest pass of a process between two moments of `time.monotonic`, with `over_20_ms` summed
         up. Lines are written four times a second, so wait for 0.3 s after `until`."""
-        found: dict[str, Any] = {"ms": 0.0, "wall_ms": 0.0, "parts": {}}
+        longest: dict[str, Any] = {"ms": 0.0, "wall_ms": 0.0, "parts": {}}
         over = 0
         try:
             lines = (self._folder / str(pid)).read_text().splitlines()
         except FileNotFoundError:
-            return {**found, "over_20_ms": 0}
+            return {**longest, "over_20_ms": 0}
         for line in lines:
             entry = json.loads(line)
             if entry["at"] < since or entry["from"] > until:
                 continue
             over += entry["over_20_ms"]
-            wall_ms = max(found["wall_ms"], entry["wall_ms"])
-            if entry["ms"] > found["ms"]:
-                found = entry
-            found = {**found, "wall_ms": wall_ms}
-        return {**found, "over_20_ms": over}
+            wall_ms = max(longest["wall_ms"], entry["wall_ms"])
+            if entry["ms"] > longest["ms"]:
+                longest = entry
+            longest = {**longest, "wall_ms": wall_ms}
+        return {**longest, "over_20_ms": over}

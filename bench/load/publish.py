@@ -116,10 +116,10 @@ class Bench:
         out, _ = running.communicate()
         if running.returncode:
             sys.exit("the client failed")
-        found: dict[str, float] = msgspec.json.decode(out)
-        if found["refused"]:
-            sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
-        return {**found, "us": (cpu_s(process.pid) - used_s) / found["requests"] * 1e6}
+        result: dict[str, float] = msgspec.json.decode(out)
+        if result["refused"]:
+            sys.exit(f"{result['refused']:.0f} requests were not answered with 200")
+        return {**result, "us": (cpu_s(process.pid) - used_s) / result["requests"] * 1e6}
 
     def start_redis(self) -> str:
         path = self.folder / "redis.sock"
@@ -254,11 +254,11 @@ def run(
     out, _ = running.communicate()
     if running.returncode:
         sys.exit("the client failed")
-    found: dict[str, float] = msgspec.json.decode(out)
-    if found["refused"]:
-        sys.exit(f"{found['refused']:.0f} requests were not answered with 200")
-    us = {role: (processor_s(pid) - before[role]) / found["requests"] * 1e6 for role, pid in target.pids.items()}
-    return Measured(found["requests"] / found["seconds"], found["p50_us"], found["p99_us"], us)
+    result: dict[str, float] = msgspec.json.decode(out)
+    if result["refused"]:
+        sys.exit(f"{result['refused']:.0f} requests were not answered with 200")
+    us = {role: (processor_s(pid) - before[role]) / result["requests"] * 1e6 for role, pid in target.pids.items()}
+    return Measured(result["requests"] / result["seconds"], result["p50_us"], result["p99_us"], us)
 
 
 def median(rounds: list[Measured]) -> Measured:
@@ -279,35 +279,37 @@ def main() -> None:
     arguments.add_argument("--connection-each", action="store_true")
     arguments.add_argument("--batch", action="store_true", help="ten events a request")
     arguments.add_argument("--large", action="store_true", help="10 KB of data a request")
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     everywhere = sorted(os.sched_getaffinity(0))
-    cores, client_core = set(everywhere[: given.cores]), everywhere[-1]
+    cores, client_core = set(everywhere[: options.cores]), everywhere[-1]
     url = os.environ.get("PUSHER_URL")
-    events, data_bytes = 10 if given.batch else 1, 10_000 if given.large and not given.batch else 100
-    words = ["each"] * given.connection_each
+    events, data_bytes = 10 if options.batch else 1, 10_000 if options.large and not options.batch else 100
+    words = ["each"] * options.connection_each
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        client = compiled("hammer.c", folder / "hammer", tls=given.tls)
+        client = compiled("hammer.c", folder / "hammer", tls=options.tls)
         if url:
             address = Address.parse(url)
-            tested = Target(address.port, {}, socket.gethostbyname(address.host), given.tls)
+            tested = Target(address.port, {}, socket.gethostbyname(address.host), options.tls)
         else:
-            tested = stack.enter_context(redpoll(cores, given.tls))
+            tested = stack.enter_context(redpoll(cores, options.tls))
             address = Address(tested.host, tested.port, SERVER_APP_ID, SERVER_KEY, SERVER_SECRET)
-        write_requests(folder / "requests", address, events=events, data_bytes=data_bytes, closes=given.connection_each)
+        write_requests(
+            folder / "requests", address, events=events, data_bytes=data_bytes, closes=options.connection_each
+        )
         targets = {"server at PUSHER_URL" if url else "redpoll, signed publish": tested}
-        if not given.tls:
+        if not options.tls:
             targets["bare C server, `{}`"] = stack.enter_context(reference({everywhere[0]}, folder))
-        kind = "a connection each" if given.connection_each else "keep-alive"
-        kind += ", TLS" * given.tls + f", {events} events a request" * given.batch + ", 10 KB" * given.large
-        print(f"{platform.machine()}, CPython {platform.python_version()}, {kind}, {given.cores} core(s) for redpoll")
+        kind = "a connection each" if options.connection_each else "keep-alive"
+        kind += ", TLS" * options.tls + f", {events} events a request" * options.batch + ", 10 KB" * options.large
+        print(f"{platform.machine()}, CPython {platform.python_version()}, {kind}, {options.cores} core(s) for redpoll")
         if len(everywhere) == 1:
             print("one core only: client, Redis and server share it, and the figures say little")
         print(f"{'':26}{'connections':>12}{'requests/s':>12}{'p50 us':>9}{'p99 us':>9}   us per request, by process")
         figures: dict[str, object] = {}
-        for connections in map(int, given.connections.split(",")):
+        for connections in map(int, options.connections.split(",")):
             rounds: dict[str, list[Measured]] = {name: [] for name in targets}
-            for _ in range(given.rounds):
+            for _ in range(options.rounds):
                 for name, target in targets.items():
                     rounds[name].append(
                         run(
@@ -315,18 +317,18 @@ def main() -> None:
                             target,
                             folder / "requests",
                             connections,
-                            given.seconds,
-                            given.rate,
+                            options.seconds,
+                            options.rate,
                             words,
                             client_core,
                         )
                     )
-            found = {name: median(measured) for name, measured in rounds.items()}
-            for name, one in found.items():
+            medians = {name: median(measured) for name, measured in rounds.items()}
+            for name, one in medians.items():
                 us = " + ".join(f"{role} {value:.1f}" for role, value in one.us.items())
                 row = f"{one.per_s:12,.0f}{one.p50_us:9,.0f}{one.p99_us:9,.0f}   {us}"
                 print(f"{name:26}{connections:12}{row}")
-            ours, *others = found.values()
+            ours, *others = medians.values()
             figures[str(connections)] = {
                 "per_s": round(ours.per_s),
                 "events_per_s": round(ours.per_s * events),
@@ -335,9 +337,9 @@ def main() -> None:
                 "us": {role: round(value, 1) for role, value in ours.us.items()},
                 **({"reference_per_s": round(others[0].per_s)} if others else {}),
             }
-        print(f"each figure is the median of {given.rounds} rounds")
-        if given.json is not None:
-            save(given.json, "publish", figures)
+        print(f"each figure is the median of {options.rounds} rounds")
+        if options.json is not None:
+            save(options.json, "publish", figures)
 
 
 if __name__ == "__main__":

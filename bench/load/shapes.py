@@ -80,13 +80,13 @@ class Bench:
 
 def counted(server: Server) -> tuple[float, float, float]:
     """HTTP requests that the worker sent on; of these, usual ones; publishes by control's fast path."""
-    found = dict.fromkeys(
+    counters = dict.fromkeys(
         ("redpoll_http_forwarded_total", "redpoll_http_usual_total", "redpoll_publishes_fast_total"), 0.0
     )
     for (name, _), value in server.metrics().items():
-        if name in found:
-            found[name] += value
-    forwarded, usual, fast = found.values()
+        if name in counters:
+            counters[name] += value
+    forwarded, usual, fast = counters.values()
     return forwarded, usual, fast
 
 
@@ -107,8 +107,8 @@ def main() -> None:
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rate", type=int, default=0, help="requests a second; 0: as fast as answers come")
     arguments.add_argument("--only", nargs="+", default=[""], help="shapes whose name begins so")
-    given = arguments.parse_args()
-    shapes = {name: shape for name, shape in LIBRARY_REQUESTS.items() if name.startswith(tuple(given.only))}
+    options = arguments.parse_args()
+    shapes = {name: shape for name, shape in LIBRARY_REQUESTS.items() if name.startswith(tuple(options.only))}
     if not shapes:
         sys.exit(f"no shape begins so; there are: {', '.join(LIBRARY_REQUESTS)}")
     everywhere = os.sched_getaffinity(0)
@@ -118,15 +118,15 @@ def main() -> None:
         with Server(workers=1, log_level="warning", trusted_proxies="127.0.0.1") as server:
             os.sched_setaffinity(0, everywhere)
             token = command(server, "token", "create", server.app_id, "--name", "bench", "--scope", "publish")["token"]
-            bench = Bench(server, Path(folder), (given.connections, given.seconds, given.rate), token)
+            bench = Bench(server, Path(folder), (options.connections, options.seconds, options.rate), token)
             for usual in (USUAL, USUAL_EACH):
                 # The first run is slower than later ones.
                 bench.measure(usual)
-            for turn in range(given.rounds):
+            for turn in range(options.rounds):
                 for name, shape in shapes.items():
                     rounds[name].append(bench.compare(shape, turn))
             forwarded, usual_, fast = settled(server)
-    print(f"{platform.machine()}, CPython {platform.python_version()}, {given.connections} connections")
+    print(f"{platform.machine()}, CPython {platform.python_version()}, {options.connections} connections")
     print(f"{'':46}{'us':>8}{'usual':>8}{'ratio':>7}{'goal':>6}   us by process")
     figures: dict[str, object] = {}
     for name, rows in rounds.items():
@@ -140,8 +140,8 @@ def main() -> None:
     print(
         f"of {forwarded:,.0f} requests {usual_ / forwarded:.2%} were read in one step, {fast / forwarded:.2%} were fast"
     )
-    if given.json:
-        save(given.json, "shapes", figures, usual=usual_ / forwarded, fast=fast / forwarded)
+    if options.json:
+        save(options.json, "shapes", figures, usual=usual_ / forwarded, fast=fast / forwarded)
 
 
 if __name__ == "__main__":

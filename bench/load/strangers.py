@@ -64,10 +64,10 @@ class BackEnd:
         self.cut = 0
         self._address = address
         self._goods = itertools.cycle(goods)
-        self._kept: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[Any] = asyncio.LifoQueue()
         self._tasks: set[asyncio.Task[None]] = set()
         for _ in range(5):
-            self._kept.put_nowait(None)
+            self._idle.put_nowait(None)
 
     async def run(self, seconds: float) -> None:
         began = time.perf_counter()
@@ -77,8 +77,8 @@ class BackEnd:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         await asyncio.gather(*self._tasks)
-        for _ in range(self._kept.qsize()):
-            if (connection := self._kept.get_nowait()) is not None:
+        for _ in range(self._idle.qsize()):
+            if (connection := self._idle.get_nowait()) is not None:
                 connection[1].close()
 
     @property
@@ -108,7 +108,7 @@ class BackEnd:
         return head.encode() + b"\r\n\r\n" + body
 
     async def _keep(self, request: bytes) -> str:
-        connection = await self._kept.get()
+        connection = await self._idle.get()
         try:
             if connection is not None and connection[0].at_eof():
                 connection[1].close()
@@ -120,7 +120,7 @@ class BackEnd:
             connection = None
             raise
         finally:
-            self._kept.put_nowait(connection)
+            self._idle.put_nowait(connection)
         return status
 
     async def _connect(self, request: bytes) -> str:
@@ -154,11 +154,11 @@ class Sizes:
 
     def now(self) -> dict[str, int]:
         folder = self._server.folder
-        found = {name: sum(map(rss_bytes, pids)) for name, pids in self._pids.items()}
-        found["redis"] = self._redis.info("memory")["used_memory"]
-        found["log"] = (folder / "err").stat().st_size
-        found["store"] = sum(path.stat().st_size for path in (folder / "data").glob("redpoll.sqlite*"))
-        return found
+        sizes = {name: sum(map(rss_bytes, pids)) for name, pids in self._pids.items()}
+        sizes["redis"] = self._redis.info("memory")["used_memory"]
+        sizes["log"] = (folder / "err").stat().st_size
+        sizes["store"] = sum(path.stat().st_size for path in (folder / "data").glob("redpoll.sqlite*"))
+        return sizes
 
     async def watch(self) -> None:
         while True:
@@ -282,18 +282,18 @@ async def measure(server: Server, name: str, options: argparse.Namespace) -> dic
 
 def missed(figures: dict[str, Any]) -> list[str]:
     """The goals that were missed."""
-    found = []
+    goals = []
     if figures["during"].get("pong", {"p99_ms": 0.0})["p99_ms"] > PING_P99_MS:
-        found.append("pings")
+        goals.append("pings")
     if figures["refused"]:
-        found.append("publishes refused")
+        goals.append("publishes refused")
     if figures["lost"]:
-        found.append("events lost")
+        goals.append("events lost")
     if figures["private_channel"] != "yes":
-        found.append("private channel refused")
+        goals.append("private channel refused")
     if any(figures["grown_mb"][name] > GROWTH_MB for name in ("worker", "control", "redis", "store", "log")):
-        found.append("growth")
-    return found
+        goals.append("growth")
+    return goals
 
 
 @contextlib.contextmanager
@@ -404,14 +404,14 @@ def main() -> None:
     parser.add_argument("--good", type=int, default=GOOD, help="good clients")
     parser.add_argument("--share", type=float, default=1.0, help="of each attack's connections")
     options = parser.parse_args()
-    found = {}
+    results = {}
     for name in options.only or ATTACKS:
-        found[name] = uvloop.run(attack(name, options))
-        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
-    print_table(HEADS, [row_of(name, figures) for name, figures in found.items()])
+        results[name] = uvloop.run(attack(name, options))
+        print(f"{name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
+    print_table(HEADS, [row_of(name, figures) for name, figures in results.items()])
     if options.json is not None:
-        save(options.json, "strangers", {"workers": options.workers, "seconds": options.seconds, **found})
-    sys.exit(any(missed(figures) for figures in found.values()))
+        save(options.json, "strangers", {"workers": options.workers, "seconds": options.seconds, **results})
+    sys.exit(any(missed(figures) for figures in results.values()))
 
 
 if __name__ == "__main__":

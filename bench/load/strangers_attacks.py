@@ -228,8 +228,8 @@ class Stranger:
             name for name in map("x{}".format, itertools.count()) if crc32((own + name).encode()) % _SHARDS == wanted
         )
         # All of them now: a search while the attack runs would hold up the loop, and with it the end of the attack.
-        found = list(itertools.islice(names, 40 * self.target.size(1_000)))
-        await self._occupy(40, itertools.cycle(found))
+        same_shard = list(itertools.islice(names, 40 * self.target.size(1_000)))
+        await self._occupy(40, itertools.cycle(same_shard))
 
     async def names(self) -> None:
         await self._occupy(70, (f"long-{number}".ljust(198, "x") for number in itertools.count()))

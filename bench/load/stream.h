@@ -28,10 +28,10 @@ static int stream_resumes __attribute__((unused));
 #ifdef TLS
 static SSL_SESSION *stream_session;
 
-static int stream_keep(SSL *ssl, SSL_SESSION *given) {
+static int stream_keep(SSL *ssl, SSL_SESSION *received) {
     (void)ssl;
     if (stream_session) return 0;
-    stream_session = given;
+    stream_session = received;
     return 1;
 }
 

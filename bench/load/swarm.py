@@ -85,9 +85,9 @@ def plan_for(address: Address, connections: int, processes: int, addresses: list
     a_process = max(1, files - SPARE_FILES)
     fewest = math.ceil(connections / a_process)
     processes = processes or max(fewest, min(len(os.sched_getaffinity(0)), math.ceil(connections / 500)), 1)
-    each = math.ceil(connections / processes)
-    needs.append(f"{each + SPARE_FILES:,} descriptors in each of {processes} processes (limit {files:,})")
-    if each > a_process:
+    per_process = math.ceil(connections / processes)
+    needs.append(f"{per_process + SPARE_FILES:,} descriptors in each of {processes} processes (limit {files:,})")
+    if per_process > a_process:
         faults.append(f"a process may have {files:,} descriptors: use --processes {fewest}, or raise `ulimit -Hn`")
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports, quick_ports = (int((high - low + 1) * part) for part in (USABLE_PORTS, QUICK_PORTS))
@@ -133,13 +133,13 @@ def server_processes(port: int) -> list[int]:
             parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if any(os.readlink(link) in inodes for link in (entry / "fd").iterdir()):
                 listening.add(pid)
-    found = set(listening)
+    pids = set(listening)
     grown = True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= more
+        more = {pid for pid, parent in parents.items() if parent in pids} - pids
+        pids |= more
         grown = bool(more)
-    return sorted(found)
+    return sorted(pids)
 
 
 def rss_of(pids: list[int]) -> int:
@@ -242,16 +242,16 @@ class Run:
         return sum(child.last.get(name, 0) for child in self.swarms)
 
     def counts(self, name: str) -> Counter[str]:
-        found: Counter[str] = Counter()
+        total: Counter[str] = Counter()
         for child in [*self.swarms, *([self.publisher] if self.publisher else [])]:
-            found.update(child.last.get(name, {}))
-        return found
+            total.update(child.last.get(name, {}))
+        return total
 
     def histogram(self, name: str) -> Counter[int]:
-        found: Counter[int] = Counter()
+        total: Counter[int] = Counter()
         for child in self.swarms:
-            found.update(child.histograms[name])
-        return found
+            total.update(child.histograms[name])
+        return total
 
     def used(self, name: str) -> float:
         """`cpu_s` or `rss` that connections and events took, without what an idle process takes."""
@@ -305,7 +305,7 @@ class Run:
         sums = {name: float(self.total(name)) for name in ("ready", "messages", "failed", "lost")}
         sums["published"] = self.published("accepted")
         added = latency - self._seen["latency"]
-        found = {
+        figures = {
             "at_s": round(now - self.began, 2),
             "phase": self.phase,
             "open": self.total("open"),
@@ -317,8 +317,8 @@ class Run:
         }
         self._before, self.sampled_at = sums, now
         self._seen["latency"] = latency
-        self.samples.append(found)
-        return found
+        self.samples.append(figures)
+        return figures
 
     async def end(self) -> None:
         children = [*self.swarms, *([self.publisher] if self.publisher else [])]
@@ -597,7 +597,7 @@ def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> Plan:
     addresses = [word for word in options.addresses.split(",") if word]
     plan = plan_for(address, options.connections, options.processes, addresses)
     plan.print_or_exit(options.dry_run)
-    options.given, options.tls_port = bool(options.url), 0
+    options.has_url, options.tls_port = bool(options.url), 0
     if options.url and options.tls:
         sys.exit("--tls is for the redpoll that is started here: leave out --url and PUSHER_URL")
     if not options.url:
@@ -612,7 +612,7 @@ def public_command(options: argparse.Namespace) -> str:
     command = command_line()
     if options.url in command:
         return command.replace(options.url, "$PUSHER_URL")
-    return f"PUSHER_URL=… {command}" if options.given else command
+    return f"PUSHER_URL=… {command}" if options.has_url else command
 
 
 def main() -> None:
@@ -627,7 +627,7 @@ def main() -> None:
             options.name = "bare C server"
             options.publish = options.publish or 20.0
         plan = prepare(options, stack)
-        options.given = options.given and not options.own_cost
+        options.has_url = options.has_url and not options.own_cost
         figures, samples = uvloop.run(measure(options, plan))
     title = f"{options.name}: {options.connections:,} connections, {options.profile}"
     print_figures(Console(), title, figures)

@@ -288,7 +288,7 @@ class Swarm:
                 client.transport.underlying_transport.abort()
 
     def report(self) -> dict[str, Any]:
-        found = {
+        figures = {
             "open": self.open,
             "ready": self.ready,
             "ready_at": self.ready_at,
@@ -308,7 +308,7 @@ class Swarm:
         }
         for histogram in (self.latency, self.connect, self.back):
             histogram.clear()
-        return found
+        return figures
 
 
 def rss_bytes() -> int:
@@ -376,7 +376,7 @@ class Publisher:
                 await asyncio.wait(tasks, timeout=30)
 
     def report(self) -> dict[str, Any]:
-        found = {
+        figures = {
             "accepted": self.accepted,
             "refused": self.refused,
             "expected": self.expected,
@@ -387,7 +387,7 @@ class Publisher:
             "rss": rss_bytes(),
         }
         self.answer.clear()
-        return found
+        return figures
 
 
 async def run() -> None:

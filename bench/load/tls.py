@@ -129,7 +129,7 @@ class Side:
         return took_s / count * 1e6
 
     def deliveries(self, rounds: int) -> dict[str, float]:
-        found = {}
+        costs = {}
         with self.crowd() as crowd:
             crowd.ask("open", SUBSCRIBERS, AT_ONCE, 0)
             for name, frames in (("single", 1), ("batch", 10)):
@@ -137,9 +137,9 @@ class Side:
                 before = ran_s(self.pid)
                 for _ in range(rounds):
                     self.deliver(crowd, frames, SUBSCRIBERS)
-                found[name] = (ran_s(self.pid) - before) / (rounds * frames * SUBSCRIBERS) * 1e6
+                costs[name] = (ran_s(self.pid) - before) / (rounds * frames * SUBSCRIBERS) * 1e6
             crowd.ask("close")
-        return found
+        return costs
 
 
 class Publisher:
@@ -202,7 +202,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             if "deliveries" in options.only:
                 for row, value in side.deliveries(options.rounds).items():
                     note(row, name, value)
-    return {row: {name: min(values) for name, values in found.items()} for row, found in rows.items()}
+    return {row: {name: min(values) for name, values in samples.items()} for row, samples in rows.items()}
 
 
 def main() -> None:
@@ -214,9 +214,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all without it")
     options = parser.parse_args()
     print(json.dumps(machine()))
-    found = measure(options)
+    figures = measure(options)
     rows = []
-    for name, row in found.items():
+    for name, row in figures.items():
         is_memory = name in ("idle", "traffic", "half")
         ratio = row["redpoll"] / row["bare"] if is_memory else row["bare"] / row["redpoll"]
         digits = 0 if is_memory else 2
@@ -225,7 +225,7 @@ def main() -> None:
         )
     print_table(["what", "redpoll, bytes or µs", "bare C, bytes or µs", "ratio", "goal"], rows)
     if options.json is not None:
-        save(options.json, "tls", found)
+        save(options.json, "tls", figures)
 
 
 if __name__ == "__main__":

@@ -52,10 +52,10 @@ static struct sockaddr_in address = {.sin_family = AF_INET};
 static char request[512], subscribe[256];
 static int subscribe_size;
 
-static int keep(SSL *ssl, SSL_SESSION *given) {
+static int keep(SSL *ssl, SSL_SESSION *received) {
     (void)ssl;
     if (session) return 0;
-    session = given;
+    session = received;
     return 1;
 }
 
@@ -148,8 +148,8 @@ static void hear(int index) {
 
 static void hear_some(void) {
     struct epoll_event events[EVENTS_AT_ONCE];
-    int found = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, 100);
-    for (int i = 0; i < found; i++)
+    int event_count = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, 100);
+    for (int i = 0; i < event_count; i++)
         if (events[i].data.u32 != UINT32_MAX) hear((int)events[i].data.u32);
 }
 
@@ -225,8 +225,8 @@ int main(int argc, char **argv) {
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, 0, &commands);
     for (;;) {
         struct epoll_event events[EVENTS_AT_ONCE];
-        int found = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, -1);
-        for (int i = 0; i < found; i++) {
+        int event_count = epoll_wait(epoll_fd, events, EVENTS_AT_ONCE, -1);
+        for (int i = 0; i < event_count; i++) {
             if (events[i].data.u32 == UINT32_MAX) obey();
             else hear((int)events[i].data.u32);
         }

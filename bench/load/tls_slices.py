@@ -113,21 +113,21 @@ def pinging(address: Address, pid: int) -> Iterator[dict[str, float]]:
     """Pings until the end; the result is there then."""
     peer = Peer(address, 60.0)
     over = threading.Event()
-    found = {"ms": 0.0, "cpu_ms": 0.0}
+    longest = {"ms": 0.0, "cpu_ms": 0.0}
 
     def ping() -> None:
         while not over.is_set():
             began, cpu = time.monotonic(), ran_s(pid)
             peer.socket.sendall(PING)
             peer.read_until(PONG)
-            found["ms"] = max(found["ms"], (time.monotonic() - began) * 1000)
-            found["cpu_ms"] = max(found["cpu_ms"], (ran_s(pid) - cpu) * 1000)
+            longest["ms"] = max(longest["ms"], (time.monotonic() - began) * 1000)
+            longest["cpu_ms"] = max(longest["cpu_ms"], (ran_s(pid) - cpu) * 1000)
             time.sleep(0.001)
 
     thread = threading.Thread(target=ping)
     thread.start()
     try:
-        yield found
+        yield longest
     finally:
         over.set()
         thread.join()
@@ -154,30 +154,30 @@ def drop_answers(clients: list[Client], seconds: float) -> None:
 
 def measure_one(name: str, port: int, context: ssl.SSLContext, address: Address, pid: int) -> dict[str, float]:
     if name == "quiet":
-        with pinging(address, pid) as found:
+        with pinging(address, pid) as longest:
             time.sleep(DONE_S)
-        return found
+        return longest
     clients, words = prepared(name, port, context, upgrade_request(address))
     with ExitStack() as stack:
         for client in clients:
             stack.callback(client.socket.close)
         time.sleep(0.5)
-        with pinging(address, pid) as found:
+        with pinging(address, pid) as longest:
             time.sleep(0.1)
             for client, word in zip(clients, words, strict=True):
                 client.socket.send(word)
             drop_answers(clients, DONE_S)
-    return found
+    return longest
 
 
 def measure_pass(passes: Passes, name: str, target: Target, address: Address, pid: int) -> dict[str, float]:
     began = time.monotonic()
-    found = measure_one(name, target.port, target.context, address, pid)
+    longest = measure_one(name, target.port, target.context, address, pid)
     until = time.monotonic()
     # The processes write four times a second.
     time.sleep(0.3)
-    found["pass_ms"] = passes.longest(pid, began, until)["ms"]
-    return found
+    longest["pass_ms"] = passes.longest(pid, began, until)["ms"]
+    return longest
 
 
 async def measure(repeat: int) -> dict[str, Any]:
@@ -190,13 +190,13 @@ async def measure(repeat: int) -> dict[str, Any]:
         for name in GOALS:
             rounds = [measure_pass(passes, name, target, address, pid) for _ in range(repeat)]
             # The machine may take the processor away in any of them.
-            best = min(rounds, key=lambda found: found["ms"])
+            best = min(rounds, key=lambda measured: measured["ms"])
             figures[name] = {
                 "clients": COUNTS.get(name, 0),
                 "ms": round(best["ms"], 1),
                 "cpu_ms": round(best["cpu_ms"], 1),
-                "worst_ms": round(max(found["ms"] for found in rounds), 1),
-                "pass_ms": round(max(found["pass_ms"] for found in rounds), 1),
+                "worst_ms": round(max(measured["ms"] for measured in rounds), 1),
+                "pass_ms": round(max(measured["pass_ms"] for measured in rounds), 1),
                 "goal_ms": GOALS[name],
             }
     return figures
@@ -208,15 +208,15 @@ def main() -> None:
     options = parser.parse_args()
     print(json.dumps(machine()))
     figures = uvloop.run(measure(options.repeat))
-    rows = ([name, *(f"{value:,}" for value in found.values())] for name, found in figures.items())
+    rows = ([name, *(f"{value:,}" for value in row.values())] for name, row in figures.items())
     titles = ["what", "TLS clients", "longest ping, ms", "worker in it, ms", "worst round, ms", "longest pass, ms"]
     print_table([*titles, "goal, ms"], rows)
     if options.json is not None:
         save(options.json, "tls_slices", figures)
-    late = [name for name, found in figures.items() if found["ms"] > found["goal_ms"]]
+    late = [name for name, row in figures.items() if row["ms"] > row["goal_ms"]]
     if late:
         raise SystemExit(f"a ping waited longer than its goal: {', '.join(late)}")
-    long = [name for name, found in figures.items() if found["pass_ms"] > PASS_GOAL_MS]
+    long = [name for name, row in figures.items() if row["pass_ms"] > PASS_GOAL_MS]
     if long:
         raise SystemExit(f"a pass took longer than {PASS_GOAL_MS} ms: {', '.join(long)}")
 

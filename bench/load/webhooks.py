@@ -54,8 +54,8 @@ class Fast(asyncio.Protocol):
         now = time.time()
         self.buffer += data
         while True:
-            head, found, rest = self.buffer.partition(b"\r\n\r\n")
-            if not found:
+            head, separator, rest = self.buffer.partition(b"\r\n\r\n")
+            if not separator:
                 return
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
             if len(rest) < length:
@@ -160,14 +160,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def figures(heard: list[tuple[float, str]], channels: int, used_s: float) -> dict[str, Any]:
     """What is printed, of the deliveries."""
-    found: dict[str, list[float]] = {"channel_occupied": [], "channel_vacated": []}
+    by_event: dict[str, list[float]] = {"channel_occupied": [], "channel_vacated": []}
     transitions, times = set(), []
     for at, body in heard:
         webhook = json.loads(body)
         (event,) = webhook["events"]
         happened_ms = webhook["time_ms"]
         due_ms = happened_ms + (DEBOUNCE_S * 1000 if event["name"] == "channel_vacated" else 0)
-        found[event["name"]].append(at * 1000 - due_ms)
+        by_event[event["name"]].append(at * 1000 - due_ms)
         transitions.add((event["name"], event["channel"]))
         times.append(happened_ms)
     return {
@@ -177,7 +177,7 @@ def figures(heard: list[tuple[float, str]], channels: int, used_s: float) -> dic
         # The leaves end a little after the joins.
         "per_s": round(len(transitions) / ((max(times) - min(times)) / 1000 - HELD_S)),
         "control_us_each": round(used_s / (2 * channels) * 1e6),
-        "latency_ms": {name: percentiles(latencies) for name, latencies in found.items()},
+        "latency_ms": {name: percentiles(latencies) for name, latencies in by_event.items()},
     }
 
 
@@ -198,20 +198,20 @@ def main() -> None:
         return
     about = machine()
     print(json.dumps(about))
-    found = uvloop.run(measure(options))
+    result = uvloop.run(measure(options))
     print(
-        f"\n{found['transitions']} transitions at {found['per_s']}/s"
-        f"{'' if options.no_dead else ', each to a dead endpoint too'}: {found['missing']} missing, "
-        f"{found['repeated']} repeated; {found['control_us_each']} µs of the control plane's processor each\n"
+        f"\n{result['transitions']} transitions at {result['per_s']}/s"
+        f"{'' if options.no_dead else ', each to a dead endpoint too'}: {result['missing']} missing, "
+        f"{result['repeated']} repeated; {result['control_us_each']} µs of the control plane's processor each\n"
     )
     print_table(
         ["latency, ms", "p50", "p90", "p99", "greatest"],
-        ([event, *latencies.values()] for event, latencies in found["latency_ms"].items()),
+        ([event, *latencies.values()] for event, latencies in result["latency_ms"].items()),
     )
     print(f"\ngoal: none missing, none repeated; p99 < {GOAL_P99_MS} ms at 200 a second")
     if options.json is not None:
-        save(options.json, "webhooks", found)
-    if found["missing"] or found["repeated"]:
+        save(options.json, "webhooks", result)
+    if result["missing"] or result["repeated"]:
         sys.exit(1)
 
 

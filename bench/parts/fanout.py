@@ -295,13 +295,13 @@ class Bench:
 async def measure(name: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     bench = Bench(ENGINES[name](), arguments.connections, build_loop())
     await bench.connect()
-    found = {}
+    results = {}
     for frames_per_tick, goal in GOALS.items():
         rounds = arguments.rounds
         bench.compare(frames_per_tick, arguments.frame_bytes, max(3, rounds // 10))
         ratio, ours_s, bare_s = bench.compare(frames_per_tick, arguments.frame_bytes, rounds)
         deliveries = bench.count * frames_per_tick
-        found[str(frames_per_tick)] = {
+        results[str(frames_per_tick)] = {
             "per_s": round(deliveries / ours_s),
             "loop_per_s": round(deliveries / bare_s),
             "ratio": round(ratio, 3),
@@ -312,7 +312,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, dict[st
             f" bare loop {deliveries / bare_s:12,.0f}, ratio {ratio:.3f}{verdict}",
             flush=True,
         )
-    return found
+    return results
 
 
 def main() -> None:
@@ -329,13 +329,13 @@ def main() -> None:
         f"{arguments.connections} connections, frames of {arguments.frame_bytes} bytes, Python {python},"
         f" {platform.release()}"
     )
-    found = {}
+    results = {}
     for name in arguments.engines:
-        found[name] = uvloop.run(measure(name, arguments))
+        results[name] = uvloop.run(measure(name, arguments))
     if arguments.json is not None:
         about = {"connections": arguments.connections, "frame_bytes": arguments.frame_bytes}
-        save(arguments.json, "fanout", {**about, **found})
-    ours = found.get("redpoll", {})
+        save(arguments.json, "fanout", {**about, **results})
+    ours = results.get("redpoll", {})
     sys.exit(any(figures["ratio"] < GOALS[int(frames)] for frames, figures in ours.items()))
 
 

@@ -31,17 +31,17 @@ def main() -> None:
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--keep", type=int, default=1_000)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     everywhere = os.sched_getaffinity(0)
     with Bench() as bench:
         redis_url = bench.start_redis()
         os.sched_setaffinity(0, {bench.server_core})  # inherited by all processes of the server
         with Server(workers=1, redis_url=redis_url, log_level="warning") as server:
             os.sched_setaffinity(0, everywhere)
-            measure(given, bench, server, redis.Redis.from_url(redis_url))
+            measure(options, bench, server, redis.Redis.from_url(redis_url))
 
 
-def measure(given: argparse.Namespace, bench: Bench, server: Server, store: redis.Redis) -> None:
+def measure(options: argparse.Namespace, bench: Bench, server: Server, store: redis.Redis) -> None:
     target = Target(server.port, {"worker": server.worker_pids()[0], "control": server.control_pid})
     client, requests = compiled("hammer.c", bench.folder / "hammer"), bench.folder / "requests"
     write_requests(requests, Address(target.host, target.port, APP_ID, APP_KEY, APP_SECRET))
@@ -50,17 +50,17 @@ def measure(given: argparse.Namespace, bench: Bench, server: Server, store: redi
         return ask(socket_path(server.folder / "data"), verb, {"app": APP_ID, **args})
 
     def hammer() -> Measured:
-        return run(client, target, requests, given.connections, given.seconds, 0, [], bench.other_core)
+        return run(client, target, requests, options.connections, options.seconds, 0, [], bench.other_core)
 
     command("app set", id=APP_ID, settings={"max_history_channels": "100000"})
-    command("history rule add", name="others-", prefix=True, keep=given.keep, seconds=3600)
-    found: dict[str, list[Measured]] = {"kept": [], "not kept": []}
+    command("history rule add", name="others-", prefix=True, keep=options.keep, seconds=3600)
+    measured: dict[str, list[Measured]] = {"kept": [], "not kept": []}
     per_message = 0.0
-    for _ in range(given.rounds):
-        found["not kept"].append(hammer())
-        rule = command("history rule add", name="bench-", prefix=True, keep=given.keep, seconds=3600)
+    for _ in range(options.rounds):
+        measured["not kept"].append(hammer())
+        rule = command("history rule add", name="bench-", prefix=True, keep=options.keep, seconds=3600)
         before = store.info("memory")["used_memory"]
-        found["kept"].append(hammer())
+        measured["kept"].append(hammer())
         streams = list(store.scan_iter("rp:*:h:*", count=1_000))
         stored = sum(store.xlen(stream) for stream in streams)
         per_message = (store.info("memory")["used_memory"] - before) / max(stored, 1)
@@ -68,15 +68,15 @@ def measure(given: argparse.Namespace, bench: Bench, server: Server, store: redi
         for key in (*streams, *store.scan_iter("rp:*:hm:*"), *store.scan_iter("rp:*:ha:*")):
             store.delete(key)
     rates = {}
-    for name, rounds in found.items():
+    for name, rounds in measured.items():
         rates[name] = statistics.median(one.per_s for one in rounds)
         us = statistics.median(sum(one.us.values()) for one in rounds)
         print(f"{name:9} {rates[name]:9,.0f} publishes/s, {us:6.1f} us of the processor for worker and control each")
-    print(f"ratio {rates['kept'] / rates['not kept']:.3f}, medians of {given.rounds} rounds of {given.seconds:g} s")
-    if given.json is not None:
+    print(f"ratio {rates['kept'] / rates['not kept']:.3f}, medians of {options.rounds} rounds of {options.seconds:g} s")
+    if options.json is not None:
         figures = {"kept_per_s": round(rates["kept"]), "not_kept_per_s": round(rates["not kept"])}
         figures |= {"ratio": round(rates["kept"] / rates["not kept"], 3), "redis_bytes": round(per_message)}
-        save(given.json, "history", figures)
+        save(options.json, "history", figures)
     print(f"Redis: {per_message:,.0f} B a kept message, streams and keys of {len(streams):,} channels included")
 
 

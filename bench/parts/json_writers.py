@@ -82,7 +82,7 @@ def once(write: Callable[[Any], bytes], value: Any, times: int) -> float:
 def main() -> None:
     parser = parser_of(__doc__)
     options = parser.parse_args()
-    found: dict[str, dict[str, int]] = {}
+    timings: dict[str, dict[str, int]] = {}
     for name, value in DOCUMENTS.items():
         ways = writers(name)
         texts = {json.dumps(json.loads(write(value))) for write in ways.values()}
@@ -92,10 +92,10 @@ def main() -> None:
         for _ in range(ROUNDS):
             for way, write in ways.items():
                 best[way] = min(best[way], once(write, value, times[way]))
-        found[name] = {way: round(seconds * 1e9) for way, seconds in best.items()}
-        print(f"{name:32}" + "".join(f"{way:>10} {ns:8,} ns" for way, ns in found[name].items()), flush=True)
+        timings[name] = {way: round(seconds * 1e9) for way, seconds in best.items()}
+        print(f"{name:32}" + "".join(f"{way:>10} {ns:8,} ns" for way, ns in timings[name].items()), flush=True)
     if options.json is not None:
-        save(options.json, "json_writers", found)
+        save(options.json, "json_writers", timings)
 
 
 if __name__ == "__main__":

@@ -191,17 +191,17 @@ def main() -> None:
         uvloop.run(serve(arguments.kind, arguments.connections, arguments.pair and tuple(arguments.pair)))
     else:
         print(f"{arguments.connections} idle connections, bytes of resident memory each{', TLS' * arguments.tls}")
-        found = {}
+        results = {}
         with tls_settings(arguments.tls) as settings:
             pair = ["--pair", settings["tls_cert"], settings["tls_key"]] if settings else []
             for kind in arguments.kinds:
                 words = ["--kind", kind, "--connections", arguments.connections, *pair]
                 command = [sys.executable, "-m", __spec__.name, *map(str, words)]
                 figure = float(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-                found[kind] = round(figure)
+                results[kind] = round(figure)
                 print(f"{kind:>12}: {figure:8,.0f}", flush=True)
         if arguments.json is not None:
-            save(arguments.json, "memory", {"connections": arguments.connections, **found})
+            save(arguments.json, "memory", {"connections": arguments.connections, **results})
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ async def commands_per_client(server: Server, proxy: Proxy) -> dict[str, float]:
         counts[what] = len(of_clients(list(proxy.commands))) / CLIENTS
         return done
 
-    async def subscribe(sockets: list[Socket], prefix: str, each: bool) -> None:
+    async def subscribe(sockets: list[Socket], prefix: str, separate: bool) -> None:
         for number, socket in enumerate(sockets):
-            await socket.subscribe(f"{prefix}-{number}" if each else prefix, f"user-{number}")
+            await socket.subscribe(f"{prefix}-{number}" if separate else prefix, f"user-{number}")
 
     async def publish(api: Api) -> None:
         for _ in range(CLIENTS):

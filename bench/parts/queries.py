@@ -76,7 +76,7 @@ def publish_until(port: int, over: Event, result: Connection) -> None:
 
 
 def ask(port: int, kind: str, go: Event, result: Connection) -> None:
-    """One query, or all pages, when told to; sends when it began and ended, and what came."""
+    """One query, or all pages, once `go` is set; sends when it began and ended, and what came."""
     go.wait()
     client = http.client.HTTPConnection("127.0.0.1", port)
 
@@ -87,14 +87,14 @@ def ask(port: int, kind: str, go: Event, result: Connection) -> None:
 
     began = time.perf_counter()
     if kind == "pages of 1,000":
-        params, pages, found = {"limit": "1000"}, 0, 0
+        params, pages, count = {"limit": "1000"}, 0, 0
         while True:
             page = json.loads(get(f"{PATH}/channels", **params)[1])
-            pages, found = pages + 1, found + len(page["channels"])
+            pages, count = pages + 1, count + len(page["channels"])
             if page["next"] is None:
                 break
             params["cursor"] = page["next"]
-        what = f"{found} channels in {pages} pages"
+        what = f"{count} channels in {pages} pages"
     else:
         path, params = {
             "all channels": (f"{PATH}/channels", {}),

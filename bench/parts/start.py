@@ -96,7 +96,7 @@ def run(starts: int, workers: int) -> tuple[dict[str, float], dict[str, float]]:
             times[name].append(used)
         times["control, again"].append(again["control"])
         times["a start"].append(sum(used * (workers if name == "worker" else 1) for name, used in first.items()))
-    return {name: min(found) for name, found in times.items()}, {name: min(found) for name, found in memory.items()}
+    return {name: min(values) for name, values in times.items()}, {name: min(values) for name, values in memory.items()}
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=200, help="of an event's data")
     options = parser.parse_args()
     print(json.dumps(machine()))
-    found: dict[str, tuple[float, float]] = {}
+    figures: dict[str, tuple[float, float]] = {}
     for what, settings in (("without", {"trace_calls_per_second": 0}), ("with", {})):
         with contextlib.ExitStack() as stack:
             redis = RedisServer(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpbench"))))
@@ -78,12 +78,12 @@ def main() -> None:
             for number in (1, 2):
                 server = node(redis.url, f"node-{number}", servers[0] if servers else None, **settings)
                 servers.append(stack.enter_context(server))
-            found[what] = asyncio.run(measure(servers, options.seconds, options.rate, "x" * options.bytes))
-    ratios = [found["with"][at] / found["without"][at] for at in (0, 1)]
-    rows: list[list[Any]] = [[what, *(round(value) for value in values)] for what, values in found.items()]
+            figures[what] = asyncio.run(measure(servers, options.seconds, options.rate, "x" * options.bytes))
+    ratios = [figures["with"][at] / figures["without"][at] for at in (0, 1)]
+    rows: list[list[Any]] = [[what, *(round(value) for value in values)] for what, values in figures.items()]
     print_table(["traces", "B into Redis per publish", "B out"], [*rows, ["ratio", *(f"{x:.2f}" for x in ratios)]])
     if options.json is not None:
-        save(options.json, "trace_traffic", {**found, "ratio_in": ratios[0], "ratio_out": ratios[1]})
+        save(options.json, "trace_traffic", {**figures, "ratio_in": ratios[0], "ratio_out": ratios[1]})
 
 
 if __name__ == "__main__":

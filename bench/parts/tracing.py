@@ -22,7 +22,7 @@ def main() -> None:
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--rate", type=int, default=2_000)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     with Bench() as bench:
         redis_url = bench.start_redis()
         servers = {
@@ -30,17 +30,17 @@ def main() -> None:
             "without": bench.start_control(redis_url, "without", event_log_calls=0),
         }
         figures: dict[str, dict[str, float]] = {}
-        for what, rate in ((f"at {given.rate:,} calls/s", given.rate), ("as fast as answers come", 0)):
-            found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-            for _ in range(given.rounds):
+        for what, rate in ((f"at {options.rate:,} calls/s", options.rate), ("as fast as answers come", 0)):
+            measured: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+            for _ in range(options.rounds):
                 for name, server in servers.items():
-                    found[name].append(bench.hammer(server, given.connections, given.seconds, rate))
+                    measured[name].append(bench.hammer(server, options.connections, options.seconds, rate))
             medians = {
                 name: (
                     statistics.median(round_["requests"] / round_["seconds"] for round_ in rounds),
                     statistics.median(round_["us"] for round_ in rounds),
                 )
-                for name, rounds in found.items()
+                for name, rounds in measured.items()
             }
             print(what)
             for name, (per_s, us) in medians.items():
@@ -55,9 +55,9 @@ def main() -> None:
                 "processor_ratio": round(us, 3),
             }
             print(f"  ratio: throughput {per_s:.3f}, processor time {us:.3f}")
-        print(f"medians of {given.rounds} rounds of {given.seconds:g} s, {given.connections} connections")
-        if given.json is not None:
-            save(given.json, "tracing", {"rate": given.rate, **figures})
+        print(f"medians of {options.rounds} rounds of {options.seconds:g} s, {options.connections} connections")
+        if options.json is not None:
+            save(options.json, "tracing", {"rate": options.rate, **figures})
 
 
 if __name__ == "__main__":

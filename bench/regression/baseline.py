@@ -85,11 +85,11 @@ def write(recorded: dict[str, Any]) -> None:
 
 def recorded_counts(now: Counts) -> Counts | None:
     """The counts recorded in this environment, if their calibration agrees with today's."""
-    found: Counts | None = read()["environments"].get(environment())
-    if found is None:
+    recorded: Counts | None = read()["environments"].get(environment())
+    if recorded is None:
         return None
-    drift = now[CALIBRATION]["instructions"] / found[CALIBRATION]["instructions"] - 1
-    return found if abs(drift) <= MAX_CALIBRATION_DRIFT else None
+    drift = now[CALIBRATION]["instructions"] / recorded[CALIBRATION]["instructions"] - 1
+    return recorded if abs(drift) <= MAX_CALIBRATION_DRIFT else None
 
 
 def base_commit() -> str | None:
@@ -118,7 +118,7 @@ def of_commit(commit: str) -> Counts:
 
 def compare(now: Counts, before: Counts) -> list[Finding]:
     """The cases that both have, in their order; `calibration` isn't one."""
-    found = []
+    findings = []
     for case, counted in now.items():
         if case == CALIBRATION or case not in before:
             continue
@@ -127,8 +127,8 @@ def compare(now: Counts, before: Counts) -> list[Finding]:
         changed = [(name, were.get(name, 0.0), are.get(name, 0.0)) for name in {*were, *are}]
         changed.sort(key=lambda item: -abs(item[2] - item[1]))
         functions = [item for item in changed[:5] if abs(item[2] - item[1]) > 0.01 * counted["instructions"]]
-        found.append(Finding(case, before[case]["instructions"], counted["instructions"], functions))
-    return found
+        findings.append(Finding(case, before[case]["instructions"], counted["instructions"], functions))
+    return findings
 
 
 def changed_files() -> str:

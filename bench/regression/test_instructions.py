@@ -26,13 +26,13 @@ def before(counts: baseline.Counts, record: bool) -> baseline.Counts:
         recorded = baseline.read()
         recorded["environments"][baseline.environment()] = counts
         baseline.write(recorded)
-    found = baseline.recorded_counts(counts)
-    if found is None:
+    base = baseline.recorded_counts(counts)
+    if base is None:
         commit = baseline.base_commit()
         if commit is None:
             pytest.skip("no baseline for this environment and no git history; record one with --record")
-        found = baseline.of_commit(commit)
-    return found
+        base = baseline.of_commit(commit)
+    return base
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -183,14 +183,14 @@ class HttpTargets:
                     *("POST", signed_path, query, body, SECRETS, NOW_S, self.auth.MAX_SKEW_S)
                 )
         app, hashes_of, skew_s = self.apps["1"], self.auth.hashes_of, self.auth.MAX_SKEW_S
-        found = self.http.signed_params("POST", path, query, body, app, hashes_of, float(NOW_S), skew_s, short)
-        if found != expected:
-            raise Difference(f"{found} is not {expected}")
-        if found is None:
+        actual = self.http.signed_params("POST", path, query, body, app, hashes_of, float(NOW_S), skew_s, short)
+        if actual != expected:
+            raise Difference(f"{actual} is not {expected}")
+        if actual is None:
             return
         params = self.auth.check_query(app, "POST", path, query, body, float(NOW_S))
-        if found != (dict(params)["auth_key"], any(name not in self.auth.AUTH_NAMES for name, _ in params)):
-            raise Difference(f"{found} is not {params}")
+        if actual != (dict(params)["auth_key"], any(name not in self.auth.AUTH_NAMES for name, _ in params)):
+            raise Difference(f"{actual} is not {params}")
 
     # -- publishes -------------------------------------------------------------------------------------------
 

@@ -64,14 +64,14 @@ async def soak(server: Killable, site: Site, transactions: int, sender_kills: in
 
 def differences(result: Result) -> list[str]:
     """What is wrong, in words, by channel."""
-    found = []
+    faults = []
     for channel, committed in result.committed.items():
         received = result.received[channel]
         lost, more = set(committed) - set(received), set(received) - set(committed)
         repeated = len(received) - len(set(received))
         if received != committed:
-            found.append(f"{channel}: {len(lost)} lost, {len(more)} rolled back, {repeated} repeated, or out of order")
-    return found
+            faults.append(f"{channel}: {len(lost)} lost, {len(more)} rolled back, {repeated} repeated, or out of order")
+    return faults
 
 
 def main() -> None:
@@ -87,8 +87,8 @@ def main() -> None:
     faults: list[str] = []
     with Killable(workers=2) as server:
         command(server, "app", "set", server.app_id, "idempotency=true")
-        kept = ("--prefix", "kept-", "--keep", "10000", "--seconds", "3600")
-        command(server, "history", "rule", "add", server.app_id, *kept)
+        rule = ("--prefix", "kept-", "--keep", "10000", "--seconds", "3600")
+        command(server, "history", "rule", "add", server.app_id, *rule)
         for kind in ("sqlite", "postgres") if options.database == "both" else (options.database,):
             with empty_database(kind) as database:
                 site = Site(database, server.pusher_url, LEASE_S)

@@ -38,12 +38,12 @@ cdef struct Functions:
     unsigned char* (*md5)(const void*, size_t, unsigned char*) noexcept nogil
 
 cdef Functions openssl
-cdef bint found = False
+cdef bint has_openssl = False
 
 
 def by_openssl() -> bool:
     """Whether OpenSSL's functions were found."""
-    return found
+    return has_openssl
 
 
 cdef bint look_up() except -1:
@@ -93,7 +93,7 @@ cdef bint are_right() except -1:
 
 
 cdef object new_md5 = hashlib.md5(usedforsecurity=False)
-found = look_up() and are_right()
+has_openssl = look_up() and are_right()
 
 
 cdef class HmacKey:
@@ -104,7 +104,7 @@ cdef class HmacKey:
             bytes block = (hashlib.sha256(secret).digest() if len(secret) > BLOCK_BYTES else secret).ljust(BLOCK_BYTES, b"\0")
             bytes inner = bytes([byte ^ 0x36 for byte in block])
             bytes outer = bytes([byte ^ 0x5C for byte in block])
-        if not found:
+        if not has_openssl:
             self.inner_hash, self.outer_hash = hashlib.sha256(inner), hashlib.sha256(outer)
             return
         if not (
@@ -145,7 +145,7 @@ cdef class HmacKey:
 
 cdef int put_md5(const char* text, Py_ssize_t size, uint8_t* digest) except -1:
     """Write the 16 bytes of the text's MD5."""
-    if found:
+    if has_openssl:
         if openssl.md5(text, size, digest) == NULL:
             raise RuntimeError("OpenSSL's MD5 failed")
         return 0

@@ -692,14 +692,14 @@ cdef class WebSocket(Sink):
         cdef:
             Unfinished* part = self.part()
             size_t looked = part.size - 3 if part.size > 3 else 0
-            uint8_t* found
+            uint8_t* end_of_head
         append(part, at, size)
         if part.request_size:
             # The head isn't answered yet. Reading is paused, so this is little.
             return 0
-        found = <uint8_t*> memmem(part.data + looked, part.size - looked, b"\r\n\r\n", 4)
-        if found != NULL and found - part.data + 4 <= MAX_HEAD_BYTES:
-            part.request_size = found - part.data + 4
+        end_of_head = <uint8_t*> memmem(part.data + looked, part.size - looked, b"\r\n\r\n", 4)
+        if end_of_head != NULL and end_of_head - part.data + 4 <= MAX_HEAD_BYTES:
+            part.request_size = end_of_head - part.data + 4
         elif part.size <= MAX_HEAD_BYTES:
             if part.size == <size_t> size:
                 try:

@@ -173,11 +173,11 @@ cdef class Published:
 
     def of_each(self) -> list:
         """For replies in any order: what is called with the reply of each command."""
-        cdef list each = []
+        cdef list takers = []
         cdef int i
         for i in range(self.count):
-            each += [_OfOne(self, i)] * self.entries[i].events
-        return each
+            takers += [_OfOne(self, i)] * self.entries[i].events
+        return takers
 
     def expire(self, error):
         """End every request that has no answer yet with `error`."""
@@ -546,13 +546,13 @@ cdef class FastPublish:
             Span caller
         if app is None or query.size:
             return None
-        found = self.caller(
+        text = self.caller(
             PyUnicode_DecodeASCII(<const char*> id.at, id.size, NULL),
             PyBytes_FromStringAndSize(<const char*> fields.at, fields.size),
         )
-        if found is None:
+        if text is None:
             return None
-        caller = span_of(<bytes?> found)
+        caller = span_of(<bytes?> text)
         if not is_plain(caller):
             return None
         self.caller_text.size = 0

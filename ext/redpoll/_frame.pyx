@@ -254,7 +254,7 @@ cdef uint8_t* put_publish(uint8_t* to, Publish* publish) noexcept:
     return put(to, b"\r\n", 2)
 
 
-cdef inline Span given(str text) except *:
+cdef inline Span optional_span(str text) except *:
     cdef Span span
     if text:
         return span_of_text(text)
@@ -265,9 +265,9 @@ cdef inline Span given(str text) except *:
 
 cdef int set_parts(Parts* parts, str event, str data, str skip, str trace, str user) except -1:
     # The parts refer to the texts, which the caller keeps.
-    parts.text[0] = given(skip)
-    parts.text[1] = given(trace)
-    parts.text[2] = given(user)
+    parts.text[0] = optional_span(skip)
+    parts.text[1] = optional_span(trace)
+    parts.text[2] = optional_span(user)
     parts.text[3] = span_of_text(event)
     parts.text[4] = span_of_text(data)
     return 0
@@ -384,12 +384,12 @@ cdef int malformed(str what) except -1:
 
 
 cdef int next_word(const uint8_t** at, const uint8_t* end, uint8_t stop, Span* word) except -1:
-    cdef const uint8_t* found = <const uint8_t*> memchr(at[0], stop, end - at[0])
-    if found == NULL or found == at[0]:
+    cdef const uint8_t* separator = <const uint8_t*> memchr(at[0], stop, end - at[0])
+    if separator == NULL or separator == at[0]:
         malformed("header line")
     word.at = at[0]
-    word.size = found - at[0]
-    at[0] = found + 1
+    word.size = separator - at[0]
+    at[0] = separator + 1
     return 0
 
 
@@ -420,7 +420,7 @@ cdef inline bint is_dash(Span word) noexcept:
     return word.size == 1 and word.at[0] == c'-'
 
 
-cdef int read_envelope(bytes payload, Envelope* found) except -1:
+cdef int read_envelope(bytes payload, Envelope* parsed) except -1:
     cdef:
         const uint8_t* at = <const uint8_t*> PyBytes_AS_STRING(payload)
         const uint8_t* end = at + PyBytes_GET_SIZE(payload)
@@ -436,36 +436,36 @@ cdef int read_envelope(bytes payload, Envelope* found) except -1:
         malformed("header line")
     at += 2
     next_word(&at, line, c' ', &word)
-    read_number(word, &found.offset)
+    read_number(word, &parsed.offset)
     next_word(&at, line, c' ', &word)
-    read_number(word, &found.prev)
+    read_number(word, &parsed.prev)
     next_word(&at, line, c' ', &word)
-    found.skip_hi = found.skip_lo = 0
+    parsed.skip_hi = parsed.skip_lo = 0
     if not is_dash(word):
         dot = <const uint8_t*> memchr(word.at, c'.', word.size)
         if dot == NULL:
             malformed("socket id")
         # No socket can have this id, so none is skipped and the event is delivered.
         if not (
-            to_number(word.at, dot - word.at, &found.skip_hi)
-            and to_number(dot + 1, word.at + word.size - dot - 1, &found.skip_lo)
+            to_number(word.at, dot - word.at, &parsed.skip_hi)
+            and to_number(dot + 1, word.at + word.size - dot - 1, &parsed.skip_lo)
         ):
-            found.skip_hi = found.skip_lo = 0
-    next_word(&at, line, c' ', &found.trace)
-    if is_dash(found.trace):
-        found.trace.at = NULL
+            parsed.skip_hi = parsed.skip_lo = 0
+    next_word(&at, line, c' ', &parsed.trace)
+    if is_dash(parsed.trace):
+        parsed.trace.at = NULL
     next_word(&at, line, c' ', &word)
     read_number(word, &user_size)
     next_word(&at, line + 1, c'\n', &word)
     read_number(word, &event_size)
     if user_size > <uint64_t> (end - at) or event_size > <uint64_t> (end - at) - user_size:
         malformed("sizes")
-    found.user.at = at if user_size else NULL
-    found.user.size = user_size
-    found.event.at = at + user_size
-    found.event.size = event_size
-    found.data.at = found.event.at + event_size
-    found.data.size = end - found.data.at
+    parsed.user.at = at if user_size else NULL
+    parsed.user.size = user_size
+    parsed.event.at = at + user_size
+    parsed.event.size = event_size
+    parsed.data.at = parsed.event.at + event_size
+    parsed.data.size = end - parsed.data.at
     return 0
 
 
@@ -479,17 +479,17 @@ def envelope(bytes payload not None) -> tuple:
 
     trace and user are bytes or None; skip is 0, 0 if no socket is skipped. Raises ValueError if it is malformed.
     """
-    cdef Envelope found
-    read_envelope(payload, &found)
+    cdef Envelope parsed
+    read_envelope(payload, &parsed)
     return (
-        found.offset,
-        found.prev,
-        found.skip_hi,
-        found.skip_lo,
-        bytes_of(found.trace),
-        bytes_of(found.user),
-        bytes_of(found.event),
-        bytes_of(found.data),
+        parsed.offset,
+        parsed.prev,
+        parsed.skip_hi,
+        parsed.skip_lo,
+        bytes_of(parsed.trace),
+        bytes_of(parsed.user),
+        bytes_of(parsed.event),
+        bytes_of(parsed.data),
     )
 
 
@@ -499,33 +499,33 @@ def frame_of(bytes payload not None, bytes channel not None, bint with_offset=Fa
     As `envelope` and `event_frame`, without the objects in between. `with_offset`: for those who recover, with
     `"offset":N` beside `"event"`, if the envelope has one. ValueError where it is malformed.
     """
-    cdef Envelope found
-    read_envelope(payload, &found)
+    cdef Envelope parsed
+    read_envelope(payload, &parsed)
     return (
         encode_event(
-            found.event,
+            parsed.event,
             span_of(channel),
-            found.data,
-            found.user,
-            found.user.at != NULL,
-            found.offset if with_offset else 0,
+            parsed.data,
+            parsed.user,
+            parsed.user.at != NULL,
+            parsed.offset if with_offset else 0,
         ),
-        found.skip_hi,
-        found.skip_lo,
+        parsed.skip_hi,
+        parsed.skip_lo,
     )
 
 
 def frame_and_trace(bytes payload not None, bytes channel not None) -> tuple:
     """`(frame, skip_hi, skip_lo, trace)`: as `frame_of`, and the trace as `trace_of`, in one look at the envelope."""
-    cdef Envelope found
-    read_envelope(payload, &found)
+    cdef Envelope parsed
+    read_envelope(payload, &parsed)
     return (
-        encode_event(found.event, span_of(channel), found.data, found.user, found.user.at != NULL, 0),
-        found.skip_hi,
-        found.skip_lo,
+        encode_event(parsed.event, span_of(channel), parsed.data, parsed.user, parsed.user.at != NULL, 0),
+        parsed.skip_hi,
+        parsed.skip_lo,
         None
-        if found.trace.at == NULL
-        else PyBytes_FromStringAndSize(<const char*> found.trace.at, found.trace.size),
+        if parsed.trace.at == NULL
+        else PyBytes_FromStringAndSize(<const char*> parsed.trace.at, parsed.trace.size),
     )
 
 

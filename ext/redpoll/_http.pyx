@@ -87,14 +87,14 @@ cdef bint all_are(const uint8_t* at, const uint8_t* end, uint8_t kind) noexcept 
 
 cdef const uint8_t* end_of_line(const uint8_t* at, const uint8_t* end) noexcept nogil:
     """Where the next CRLF begins; `end` without one."""
-    cdef const uint8_t* found = at
-    while found < end:
-        found = <const uint8_t*> memchr(found, 13, end - found)
-        if found == NULL:
+    cdef const uint8_t* line_end = at
+    while line_end < end:
+        line_end = <const uint8_t*> memchr(line_end, 13, end - line_end)
+        if line_end == NULL:
             return end
-        if found + 1 < end and found[1] == 10:
-            return found
-        found += 1
+        if line_end + 1 < end and line_end[1] == 10:
+            return line_end
+        line_end += 1
     return end
 
 

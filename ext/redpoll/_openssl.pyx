@@ -108,7 +108,7 @@ def missing() -> str | None:
 cdef object look_up():
     cdef:
         void* handle
-        void* found
+        void* function
         bytes path
     try:
         import _ssl
@@ -123,13 +123,13 @@ cdef object look_up():
         return f"{_ssl.__file__} isn't a shared library"
     # A handle's own symbols come first, then those of the libraries that it was linked with (dlsym(3)).
     for number, name in enumerate(NAMES):
-        found = dlsym(handle, name)
-        if found == NULL:
+        function = dlsym(handle, name)
+        if function == NULL:
             memset(&openssl, 0, sizeof(openssl))
             if number == 0:
                 return "OpenSSL is linked into Python's module ssl"
             return f"Python's OpenSSL has no {name.decode()}, which came with OpenSSL 3.0"
-        (<void**> &openssl)[number] = found
+        (<void**> &openssl)[number] = function
     if openssl.OpenSSL_version_num() < OPENSSL_3:
         memset(&openssl, 0, sizeof(openssl))
         return "Python's OpenSSL is older than 3.0"
@@ -297,13 +297,13 @@ cdef int choose_context(void* ssl, int* alert, void* argument) noexcept:
     none, those of the first context. TLS versions, suites and tickets are the same in all."""
     cdef:
         const char* name = openssl.SSL_get_servername(ssl, HOST_NAME)
-        Context found
+        Context context
     if name == NULL:
         return EXTENSION_NOACK
-    found = (<Context> argument).find(name)
-    if found is None:
+    context = (<Context> argument).find(name)
+    if context is None:
         return EXTENSION_NOACK
-    openssl.SSL_set_SSL_CTX(ssl, found.ctx)
+    openssl.SSL_set_SSL_CTX(ssl, context.ctx)
     return EXTENSION_OK
 
 

@@ -183,16 +183,16 @@ cdef class Limits:
 
     cdef int needs(self, Span channel) noexcept:
         """CACHED and RULED, for an event on this channel, which isn't refused."""
-        cdef int found = 0
+        cdef int needed = 0
         if (
             self.caches
             and self.rules.begins_channel[channel.at[0]]
             and starts_with_any(channel, self.rules.cache_prefixes)
         ):
-            found |= 1
+            needed |= 1
         if self.stores and (starts_with_any(channel, self.stored_prefixes) or is_any(channel, self.stored)):
-            found |= 2
-        return found
+            needed |= 2
+        return needed
 
 
 # -- commands ----------------------------------------------------------------------------------------------------
@@ -206,12 +206,12 @@ cdef class Commands:
         cdef:
             const Place* places = <const Place*> PyBytes_AS_STRING(self.places)
             const char* at = PyBytes_AS_STRING(self.data)
-            list found = []
+            list commands = []
             int i
         for i in range(self.count):
-            found.append((places[i].shard, PyBytes_FromStringAndSize(at, places[i].size)))
+            commands.append((places[i].shard, PyBytes_FromStringAndSize(at, places[i].size)))
             at += places[i].size
-        return found
+        return commands
 
 
 cdef Commands commands_of(Text* commands, Text* places):
@@ -270,7 +270,7 @@ cdef class Call:
             int i
         self.make_room(self.event_count + 1, self.channel_count + <int> count)
         event = &self.events[self.event_count]
-        event.name, event.data, event.socket_id = given(name), given(data), given(socket_id)
+        event.name, event.data, event.socket_id = optional_span(name), optional_span(data), optional_span(socket_id)
         for i in range(count):
             self.channels[self.channel_count + i] = span_of_text(<str?> names[i])
         self.texts += (names, name, data, socket_id)
@@ -380,14 +380,14 @@ cdef class Call:
         """`(name, data, channels, socket_id)` of each event; the last is None if no connection is excluded."""
         cdef:
             Event* event
-            list found = []
+            list events = []
             int i, j
         for i in range(self.event_count):
             event = &self.events[i]
             names = [str_of(self.channels[event.first_channel + j]) for j in range(event.channel_count)]
             socket_id = None if event.socket_id.at == NULL else str_of(event.socket_id)
-            found.append((str_of(event.name), str_of(event.data), names, socket_id))
-        return found
+            events.append((str_of(event.name), str_of(event.data), names, socket_id))
+        return events
 
     cdef bint is_publish_only(self) noexcept:
         cdef int i
@@ -446,7 +446,7 @@ cdef class Call:
         memset(&commands, 0, sizeof(Text))
         memset(&places, 0, sizeof(Text))
         try:
-            self.add_commands(&commands, &places, span_of(command), shards, given(trace))
+            self.add_commands(&commands, &places, span_of(command), shards, optional_span(trace))
             return commands_of(&commands, &places)
         finally:
             free(commands.at)
@@ -522,7 +522,7 @@ cdef bytes comma = b", ", quoted_comma = b'","'
 cdef Span COMMA = span_of(comma), QUOTED_COMMA = span_of(quoted_comma)
 
 
-cdef inline Span given(text) except *:
+cdef inline Span optional_span(text) except *:
     cdef Span span
     if text is not None:
         return span_of_text(<str?> text)

@@ -41,15 +41,15 @@ cdef inline bint skip_null(Json* json) noexcept nogil:
     return True
 
 
-cdef bint read_plain(Json* json, Span* found) noexcept nogil:
+cdef bint read_plain(Json* json, Span* text) noexcept nogil:
     """A string of printable ASCII without escapes."""
     cdef const uint8_t* plain = plain_chars
     if not skip(json, b'"'):
         return False
-    found.at = json.at
+    text.at = json.at
     while json.at < json.end and plain[json.at[0]]:
         json.at += 1
-    found.size = json.at - found.at
+    text.size = json.at - text.at
     if json.at == json.end or json.at[0] != b'"':
         return False
     json.at += 1
@@ -139,7 +139,7 @@ cdef uint8_t* put_unescaped(uint8_t* to, const uint8_t** at, const uint8_t* end)
     return to + 1
 
 
-cdef bint read_text(Json* json, Span* found) noexcept nogil:
+cdef bint read_text(Json* json, Span* text) noexcept nogil:
     """A string of any characters, with any escapes."""
     cdef:
         const uint8_t* at
@@ -151,7 +151,7 @@ cdef bint read_text(Json* json, Span* found) noexcept nogil:
     if not skip(json, b'"'):
         return False
     at = run = json.at
-    found.at = NULL
+    text.at = NULL
     while True:
         while end - at >= 8 and not is_special(at):
             at += 8
@@ -166,31 +166,31 @@ cdef bint read_text(Json* json, Span* found) noexcept nogil:
             if to == NULL:
                 return False
             run = at
-            found.at = json.to
+            text.at = json.to
         elif char_ < 0x20:
             return False
         else:
             if char_ >= 0x80:
                 ascii_ = False
             at += 1
-    if found.at == NULL:
-        found.at = run
-        found.size = at - run
+    if text.at == NULL:
+        text.at = run
+        text.size = at - run
     else:
         to = put(to, <const char*> run, at - run)
-        found.size = to - json.to
+        text.size = to - json.to
         json.to = to
     json.at = at + 1
-    return ascii_ or is_utf8(found[0])
+    return ascii_ or is_utf8(text[0])
 
 
-cdef bint read_name(Json* json, Span* found) noexcept nogil:
+cdef bint read_name(Json* json, Span* text) noexcept nogil:
     """As `read_text`; most names are plain."""
     cdef Json before = json[0]
-    if read_plain(json, found):
+    if read_plain(json, text):
         return True
     json[0] = before
-    return read_text(json, found)
+    return read_text(json, text)
 
 
 cdef bint read_event(Json* json, Call call) noexcept:

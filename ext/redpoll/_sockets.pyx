@@ -376,7 +376,7 @@ cdef class Poller:
         polled.watched = polled.watched & (WATCHED | WATCHED_IN | WATCHED_OUT) | place << PLACE_SHIFT
         self.sets[place].sockets += 1
         if epoll_ctl(self.sets[place].fd, EPOLL_CTL_ADD, polled.fd, &event) < 0:
-            # Whoever called closes it.
+            # The caller closes it.
             raise OSError(errno, os.strerror(errno))
         return 0
 
@@ -542,19 +542,19 @@ cdef class Poller:
     cdef int fetch(self, int place) except -1:
         cdef:
             EventSet* events = &self.sets[place]
-            int found, i, count
+            int event_count, i, count
         events.next = events.count = 0
         if events.fd < 0:
             return 0
         if place == BULK and self.has_waiting:
             self.fetch_waiting()
         count = events.count
-        found = epoll_wait(events.fd, events.events + count, MAX_EVENTS - count, 0)
-        if found < 0:
+        event_count = epoll_wait(events.fd, events.events + count, MAX_EVENTS - count, 0)
+        if event_count < 0:
             if errno == EINTR:
                 return 0
             raise OSError(errno, os.strerror(errno))
-        for i in range(count, count + found):
+        for i in range(count, count + event_count):
             # The other sets themselves and `waiting_fd` have no pointer.
             if events.events[i].data.ptr != NULL:
                 # Kept until it is handled: an earlier event may close it.

@@ -49,7 +49,7 @@ class progress:
         self._publisher = publisher
         self._interval_s = 1 / per_second
         self._next_at = 0.0
-        self._kept: dict[str, Any] | None = None
+        self._unpublished: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         self._publish({"state": "STARTED"})
@@ -61,20 +61,20 @@ class progress:
         # Also what isn't published must be publishable, so that an error doesn't depend on the rate.
         self._publisher.encoded(self._channel, "task", fields)
         if time.monotonic() < self._next_at:
-            self._kept = fields
+            self._unpublished = fields
         else:
             self._publish(fields)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._kept is not None:
-            self._publish(self._kept)
+        if self._unpublished is not None:
+            self._publish(self._unpublished)
         states = {"Retry": "RETRY", "Ignore": "IGNORED", "Reject": "REJECTED"}
         self._publish({"state": "SUCCESS" if kind is None else states.get(kind.__name__, "FAILURE")})
 
     def _publish(self, fields: dict[str, Any]) -> None:
-        self._kept = None
+        self._unpublished = None
         self._next_at = time.monotonic() + self._interval_s
         data = {"task": self._task.request.id, "name": self._task.name, **fields}
         try:

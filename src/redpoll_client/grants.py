@@ -46,7 +46,7 @@ def mint_grant(
     `user_id`; members get `user_info`, any JSON. `lasts_s` is at most a day. `jti` is its id, by which it can be
     revoked; by default a random one. Raises ValueError for what the server would refuse.
 
-    Whether the user may join is for the caller to decide first: whoever has the grant can join until it ends.
+    Whether the user may join is for the caller to decide first: anyone who has the grant can join until it ends.
     """
     if isinstance(channels, str):
         # Its letters would be the patterns, and a * among them opens every channel.

@@ -49,7 +49,7 @@ def _not_sent(error: Exception) -> NotSent:
 class _Incoming(io.RawIOBase):
     """What comes on a socket, until a deadline: `until`, by the monotonic clock. Each read waits up to `each_s`.
 
-    A timeout of the socket alone begins anew with every byte, so a server that sends one now and then would hold the
+    A timeout of the socket alone begins again with every byte, so a server that sends one now and then would hold the
     caller for as long as it likes.
     """
 

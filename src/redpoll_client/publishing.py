@@ -286,19 +286,19 @@ class PublisherBase:
             data = item["data"] if already_encoded else self._data(channel, item["data"])
             if not isinstance(data, str):
                 raise ValueError("data must be a string when already_encoded is set")
-            found: dict[str, Any] = {"channel": channel, "name": names.check_event(item["name"]), "data": data}
+            event: dict[str, Any] = {"channel": channel, "name": names.check_event(item["name"]), "data": data}
             names.check_data(data, self.max_data_bytes)
             if item.get("socket_id") is not None:
-                found["socket_id"] = names.check_socket_id(item["socket_id"])
+                event["socket_id"] = names.check_socket_id(item["socket_id"])
             if item.get("info"):
-                found["info"] = _joined(item["info"])
+                event["info"] = _joined(item["info"])
             if item.get("end"):
-                found["end"] = True
+                event["end"] = True
         except KeyError as error:
             raise ValueError(f"batch[{index}] has no {error}") from None
         except ValueError as error:
             raise ValueError(f"batch[{index}]: {error}") from None
-        return found
+        return event
 
     def _channels_info(self, prefix_filter: str | None, attributes: Iterable[str]) -> Call:
         params = {"filter_by_prefix": prefix_filter} if prefix_filter else {}
@@ -329,8 +329,8 @@ class PublisherBase:
         if direction not in ("forwards", "backwards"):
             raise ValueError(f"direction {direction!r:.40} is neither forwards nor backwards")
         params = {"limit": str(limit), "direction": direction}
-        given = {"cursor": cursor, "since": since, "until": until}
-        params.update({name: str(value) for name, value in given.items() if value is not None})
+        optional = {"cursor": cursor, "since": since, "until": until}
+        params.update({name: str(value) for name, value in optional.items() if value is not None})
         return Call("GET", self._path("channels", names.check_channel(channel), "history"), params)
 
     def _delete_history(self, channel: str) -> Call:

@@ -298,11 +298,11 @@ def _one(rules: Rules, signer: PublisherBase, socket_id: str, channel: str, user
 def _member(rules: Rules, channel: str, user: Any, user_id: str | None) -> Any:
     """Who the user is in a channel that the rules let it join: `user_id`, and `user_info` if its rule gives one. None
     if it may not."""
-    found = rules.find(channel)
-    if user is None or user_id is None or found is None:
-        _log.info("no signature for %.200r: %s", channel, "no rule fits" if found is None else "nobody is logged in")
+    rule = rules.find(channel)
+    if user is None or user_id is None or rule is None:
+        _log.info("no signature for %.200r: %s", channel, "no rule fits" if rule is None else "nobody is logged in")
         return None
-    function, parts = found
+    function, parts = rule
     try:
         result = yield function, user, parts
         presence = channel.startswith("presence-")
@@ -362,7 +362,7 @@ def _sign_in(rules: Rules, signer: PublisherBase, request: AuthRequest, user: An
         return 403, _FORBIDDEN
 
 
-# The same for every reason: whoever tries names learns nothing.
+# The same for every reason: a client that tries names learns nothing.
 _FORBIDDEN = {"error": "forbidden"}
 Answer = tuple[int, dict[str, Any]]
 Arguments = tuple[Rules, PublisherBase, AuthRequest, Any, str | None]

@@ -67,7 +67,7 @@ def sign_channel(
     a member `channel_data`, and on encrypted channels `shared_secret`. Raises ValueError for a name, an id or a member
     that the server would refuse.
 
-    Whether the user may join is for the caller to decide first: whoever has the result can join.
+    Whether the user may join is for the caller to decide first: anyone who has the result can join.
     """
     check_socket_id(socket_id)
     check_channel(channel)

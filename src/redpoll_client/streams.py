@@ -250,7 +250,7 @@ class _AsyncSender:
             self._room.set()
 
 
-async def _each(parts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[str]:
+async def _async_parts(parts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[str]:
     if isinstance(parts, AsyncIterable):
         async for part in parts:
             yield part
@@ -273,7 +273,7 @@ async def publish_parts_async(
     sender = _AsyncSender(send, text)
     state = "cancelled"
     try:
-        async for part in _each(parts):
+        async for part in _async_parts(parts):
             await sender.add(part)
         state = "done"
     except Exception:

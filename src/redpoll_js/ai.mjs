@@ -121,7 +121,7 @@ class Chat {
       this.resolve = resolve;
       this.reject = reject;
     });
-    // Whoever waits gets it.
+    // Those who wait for `ready` get the error.
     this.ready.catch(() => {});
     this.silence = new Silence((id) => this.answers.get(id)?.giveUp(), silenceMs);
     this.stop = source.follow(channel, this);

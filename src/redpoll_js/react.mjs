@@ -12,9 +12,9 @@ export function RedpollProvider({ source, children }) {
 
 const SUBSCRIBING = { channel: null, status: "subscribing", error: null };
 
-function useSource(given) {
+function useSource(source) {
   const provided = useContext(Source);
-  return given === undefined ? provided : given;
+  return source === undefined ? provided : source;
 }
 
 // Subscribes while the component is there. `changed(channel)` is called when it is subscribed and when it is left.
@@ -94,8 +94,8 @@ export function usePresence(name, { source } = {}) {
 
 const NOTHING = { texts: [], caughtUp: false, connected: false, error: null };
 
-export function useText(name, { source: given, stream, ...options } = {}) {
-  const source = useSource(given);
+export function useText(name, { source: chosen, stream, ...options } = {}) {
+  const source = useSource(chosen);
   const [shown, setShown] = useState({ view: NOTHING });
   // Pages write the options in place, so they are new objects each time, with the same content.
   const written = JSON.stringify(options);

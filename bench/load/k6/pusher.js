@@ -9,11 +9,11 @@ import { check } from "k6";
 import { Counter, Rate, Trend } from "k6/metrics";
 import { WebSocket } from "k6/experimental/websockets";
 
-const found = /^http:\/\/([^:]+):([^@]+)@([^/]+)\/apps\/([^/]+)$/.exec(__ENV.PUSHER_URL || "");
-if (!found) {
+const match = /^http:\/\/([^:]+):([^@]+)@([^/]+)\/apps\/([^/]+)$/.exec(__ENV.PUSHER_URL || "");
+if (!match) {
   throw new Error("PUSHER_URL must be http://KEY:SECRET@HOST:PORT/apps/ID");
 }
-const [, KEY, SECRET, HOST, APP_ID] = found;
+const [, KEY, SECRET, HOST, APP_ID] = match;
 const EVENT = "k6-event";
 
 export const subscribeTime = new Trend("subscribe_time", true);

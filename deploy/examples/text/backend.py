@@ -78,8 +78,8 @@ def account_of(url: str) -> Account:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (KeyError, ValueError):
         raise AddressError("expected http[s]://KEY:SECRET@HOST[:PORT]/apps/ID") from None
-    prefix, found, app_id = parts.path.rstrip("/").rpartition("/apps/")
-    if not (parts.hostname and parts.username and parts.password and found and app_id):
+    prefix, separator, app_id = parts.path.rstrip("/").rpartition("/apps/")
+    if not (parts.hostname and parts.username and parts.password and separator and app_id):
         raise AddressError("expected http[s]://KEY:SECRET@HOST[:PORT]/apps/ID")
     secure = parts.scheme == "https"
     return Account(parts.hostname, port, secure, app_id, unquote(parts.username), unquote(parts.password), prefix)

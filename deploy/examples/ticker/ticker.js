@@ -7,7 +7,7 @@ ticker.bind("price", ({ n, price }) => {
   prices.push({ n, price });
   if (prices.length > 60) prices.shift();
   document.getElementById("price").textContent = price;
-  const values = prices.map((each) => each.price);
+  const values = prices.map((tick) => tick.price);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const height = (value) => 95 - (90 * (value - low)) / (high - low || 1);
   const points = values.map((value, at) => `${at * 5},${height(value)}`);

@@ -133,8 +133,8 @@ def _restore_running(file: Path, partial: Path, database: Path, in_use: Exceptio
 
 def _store_id(path: Path) -> str | None:
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        found = database.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
-    return found[0] if found else None
+        row = database.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
+    return row[0] if row else None
 
 
 def _refuse_postgres(settings: config.Settings, what: str, command: str) -> None:
@@ -167,9 +167,9 @@ def copy_database(source: Path, target: Path) -> None:
             reading.backup(writing)
     with contextlib.closing(sqlite3.connect(target)) as writing:
         writing.execute("PRAGMA journal_mode=DELETE")
-        (found,) = writing.execute("PRAGMA quick_check").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(f"{source} is damaged: {found}")
+        (verdict,) = writing.execute("PRAGMA quick_check").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"{source} is damaged: {verdict}")
         if not writing.execute("SELECT 1 FROM sqlite_master WHERE name = 'apps'").fetchone():
             raise sqlite3.DatabaseError(f"{source} is no record store of redpoll")
 

@@ -66,10 +66,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 def seconds_of(text: str, option: str) -> int:
     """The seconds of a duration such as 30s, 10m, 12h or 30d. Exits with 2 if it is none; `option` is what to name."""
-    found = re.fullmatch(r"([1-9][0-9]{0,9})([smhd])", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,9})([smhd])", text)
+    if match is None:
         refuse([f"{option}: must be a number followed by s, m, h or d, such as 30d; got {text!r}"])
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(match[1]) * _SECONDS[match[2]]
 
 
 def time_text(at_s: float | None) -> str:

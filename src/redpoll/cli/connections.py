@@ -32,11 +32,11 @@ def _print_line(row: dict[str, Any]) -> None:
     click.echo("  ".join(columns))
 
 
-def _print_connections(found: dict[str, Any]) -> None:
-    for row in found["connections"]:
+def _print_connections(listing: dict[str, Any]) -> None:
+    for row in listing["connections"]:
         _print_line(row)
-    if len(found["connections"]) < found["total"]:
-        click.echo(f"showing {len(found['connections'])} of {found['total']} connections", err=True)
+    if len(listing["connections"]) < listing["total"]:
+        click.echo(f"showing {len(listing['connections'])} of {listing['total']} connections", err=True)
 
 
 @connections.command("list", cls=AppCommand)

@@ -154,10 +154,10 @@ def history_show(app_id: str, channel: str, backwards: bool, **query: str | None
       redpoll history show 1234567 news-today --limit 20
       redpoll history show 1234567 news-today --since 1700000000000 --json
     """
-    given = {name: value for name, value in query.items() if value is not None}
+    parameters = {name: value for name, value in query.items() if value is not None}
     if backwards:
-        given["direction"] = "backwards"
-    return {"app": app_id, "channel": channel, "query": given}
+        parameters["direction"] = "backwards"
+    return {"app": app_id, "channel": channel, "query": parameters}
 
 
 def _print_cleared(cleared: dict[str, Any]) -> None:

@@ -132,11 +132,11 @@ def _print_table(rows: Iterable[Row]) -> None:
     """Prints what was found, what it becomes, and the notes, in columns."""
     lines: list[Sequence[str]] = []
     for row in rows:
-        found = safe(f"{row.theirs}: {_text(row.value)}", _MAX_VALUE_CHARS)
-        lines.append((found, safe(row.ours) if row.ours else "–", safe(row.note)))
+        theirs = safe(f"{row.theirs}: {_text(row.value)}", _MAX_VALUE_CHARS)
+        lines.append((theirs, safe(row.ours) if row.ours else "–", safe(row.note)))
     widths = [max((len(line[column]) for line in lines), default=0) for column in (0, 1)]
-    for found, ours, note in lines:
-        click.echo(f"  {found:<{widths[0]}}  {ours:<{widths[1]}}  {note}".rstrip())
+    for theirs, ours, note in lines:
+        click.echo(f"  {theirs:<{widths[0]}}  {ours:<{widths[1]}}  {note}".rstrip())
 
 
 def _text(value: Any) -> str:

@@ -101,8 +101,8 @@ def channels(
         refuse(["--users needs a CHANNEL"])
     if prefix is not None and channel is not None:
         refuse(["give either CHANNEL or --prefix"])
-    given = {"filter_by_prefix": prefix, "info": info}
-    params = {name: value for name, value in given.items() if value is not None}
+    filters = {"filter_by_prefix": prefix, "info": info}
+    params = {name: value for name, value in filters.items() if value is not None}
     path = "/channels" + (f"/{quote(channel, safe='')}" if channel is not None else "") + ("/users" if users else "")
 
     async def show() -> None:
@@ -175,15 +175,15 @@ async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: s
     has_said = False
     while True:
         try:
-            found = (await call(http, target, "GET", f"/trace/{quote(trace_id, safe='')}")).body
-            if not found["sampled"] or any(span["stage"] == "accepted" for span in found["spans"]):
-                return found
+            answer = (await call(http, target, "GET", f"/trace/{quote(trace_id, safe='')}")).body
+            if not answer["sampled"] or any(span["stage"] == "accepted" for span in answer["spans"]):
+                return answer
         except RemoteError as error:
             if error.status != 404 or loop.time() - began_s >= wait_s:
                 raise
         else:
             if loop.time() - began_s >= wait_s:
-                return found
+                return answer
         if loop.time() - began_s >= _SAY_AFTER_S and not has_said:
             has_said = True
             click.echo(f"not logged yet; waiting up to {wait_s:g} s", err=True)
@@ -215,8 +215,8 @@ def tail(channel: str | None, name: str | None, lines: int, no_follow: bool, tar
       redpoll tail --channel news --json
       redpoll tail --lines 100 --no-follow
     """
-    given = {"channel": channel, "name": name}
-    params = {name: value for name, value in given.items() if value is not None}
+    filters = {"channel": channel, "name": name}
+    params = {name: value for name, value in filters.items() if value is not None}
 
     async def follow() -> None:
         async with session() as http:
@@ -246,13 +246,13 @@ async def _logged_since(
 ) -> list[dict[str, Any]]:
     """All logged events since a Unix time in ms, oldest first."""
     query = {**params, "since": str(since_ms), "limit": str(_MAX_LIMIT)}
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     while True:
         page = (await call(http, target, "GET", "/events/log", query)).body
         _warn_of_missing(page)
-        found += page["events"]
+        events += page["events"]
         if page["next"] is None:
-            return found[::-1]
+            return events[::-1]
         query["cursor"] = page["next"]
 
 

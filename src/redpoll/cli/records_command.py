@@ -26,10 +26,10 @@ class AppCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         arguments = [param for param in self.params if isinstance(param, click.Argument)]
         if args and len(arguments) > 1 and not ctx.resilient_parsing:
-            given, _, _ = self.make_parser(ctx).parse_args(list(args))
-            first = given.get(arguments[0].name or "")
+            values, _, _ = self.make_parser(ctx).parse_args(list(args))
+            first = values.get(arguments[0].name or "")
             is_missing = any(
-                param.required and not isinstance(given.get(param.name or ""), str) for param in arguments[1:]
+                param.required and not isinstance(values.get(param.name or ""), str) for param in arguments[1:]
             )
             # NAME=VALUE of `app set`, or a URL: no id has such signs.
             if isinstance(first, str) and (is_missing or "=" in first or "://" in first):

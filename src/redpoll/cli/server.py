@@ -83,8 +83,8 @@ def check_config(config_path: str | None, as_json: bool, **flags: Any) -> None:
     faults: list[str] = []
     warnings: list[str] = []
     try:
-        _, found = config.load(flags, os.environ, config_path)
-        warnings = [str(warning) for warning in found]
+        _, doubts = config.load(flags, os.environ, config_path)
+        warnings = [str(warning) for warning in doubts]
     except config.ConfigError as error:
         faults = [str(fault) for fault in error.faults]
     print_json({"faults": faults, "warnings": warnings})

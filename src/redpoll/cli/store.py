@@ -76,7 +76,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
                     fail(f"{new} exists; the target must be a new file")
                 if old is None or old.parent != new.parent:
                     _lock(stack, new)
-                # Whoever owns the target's folder opens both files.
+                # The owner of the target's folder opens both files.
                 stack.enter_context(datafolder.as_owner(new.parent))
             if old is not None:
                 source = _SQLITE + str(_copied(stack, old))

@@ -180,23 +180,23 @@ class Nodes:
 
     def known(self) -> list[KnownNode]:
         """All nodes of the last reply."""
-        found = []
+        nodes = []
         for run, node in self.by_run.items():
             fields = msgspec.structs.asdict(node)
             alive = run not in self.dead
             if alive:
                 fields["beat"] = 0
-            found.append(KnownNode(run=run, alive=alive, **fields))
-        return found
+            nodes.append(KnownNode(run=run, alive=alive, **fields))
+        return nodes
 
     def others(self, store: str) -> list[tuple[str, Node]]:
         """The runs with another record store that aren't known to be dead, the longest running one first."""
-        found = [
+        runs = [
             (run, node)
             for run, node in self.by_run.items()
             if node.store != store and run not in self.dead and run != self._run
         ]
-        return sorted(found, key=lambda entry: entry[1].started)
+        return sorted(runs, key=lambda entry: entry[1].started)
 
     def replaceable(self, name: str, started: float) -> str:
         """The leader's entry, if this node, with this name and start, may replace it; otherwise "".
@@ -257,8 +257,8 @@ class NodesView:
 
     def live_run(self, name: str) -> str | None:
         """The run of the live node with this name; of several, the one that was started last. None if there is none."""
-        found = [node for node in self.nodes if node.name == name and node.alive]
-        return max(found, key=lambda node: node.started).run if found else None
+        live = [node for node in self.nodes if node.name == name and node.alive]
+        return max(live, key=lambda node: node.started).run if live else None
 
     def serving(self) -> dict[str, int]:
         """The live nodes that admit clients, by run, and how many clients per second each can take over."""

@@ -110,7 +110,7 @@ class Outbox:
 
     def committed(self, rows: Iterable[Transition]) -> None:
         """These rows, all that a `take` returned, are stored. The next `take` deletes them in Redis, unless it was
-        connected anew meanwhile: then it returns them again."""
+        reconnected meanwhile: then it returns them again."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
 

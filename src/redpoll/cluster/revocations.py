@@ -38,5 +38,5 @@ class Revocations:
 
     async def since(self, version: int) -> list[str]:
         """The hashes that were revoked after this version of the record store."""
-        found = await self._link.ask(b"ZRANGEBYSCORE", self._key, f"({version}", b"+inf")
-        return [token_hash.decode() for token_hash in found]
+        hashes = await self._link.ask(b"ZRANGEBYSCORE", self._key, f"({version}", b"+inf")
+        return [token_hash.decode() for token_hash in hashes]

@@ -74,7 +74,7 @@ class RevokedInRedis:
         newest = await self._link.ask(b"XREVRANGE", self._keys.revoked_grants, b"+", b"-", b"COUNT", 1)
         if not newest or _id(newest[0][0]) < self._last:
             self._last = _START
-        found: dict[tuple[str, str], int] = {}
+        revoked: dict[tuple[str, str], int] = {}
         news: set[str] = set()
         while True:
             first = b"(%d-%d" % self._last if self._last != _START else b"-"
@@ -83,7 +83,7 @@ class RevokedInRedis:
             )
             for entry_id, fields in entries:
                 for app_id, subject, at_s in _revocations(fields):
-                    found[app_id, subject] = max(at_s, found.get((app_id, subject), at_s))
+                    revoked[app_id, subject] = max(at_s, revoked.get((app_id, subject), at_s))
                     if self.table.put(app_id, subject, at_s):
                         news.add(app_id)
                 self._last = _id(entry_id)
@@ -92,7 +92,7 @@ class RevokedInRedis:
         self.was_read = True
         if news:
             self._on_news(news)
-        return found
+        return revoked
 
     async def add(self, revoked: Iterable[tuple[str, str, int]]) -> None:
         """Writes revocations: app id, subject, Unix seconds."""
@@ -119,9 +119,9 @@ class RevokedInRedis:
         stream with many repetitions."""
         # From the start: Redis may have lost what was read before.
         self._last = _START
-        found = await self.read()
+        stored = await self.read()
         # Redis may have an earlier revocation of a user, whose later grants would still count.
-        missing = [one for one in self.table if found.get(one[:2], -1) < one[2]]
+        missing = [one for one in self.table if stored.get(one[:2], -1) < one[2]]
         if missing:
             await self.add(missing)
         await self.shorten()

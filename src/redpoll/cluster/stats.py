@@ -34,8 +34,8 @@ class Stats:
         """Counters by W, of those of these processes that wrote lately. Raises LinkDown or hiredis.ReplyError."""
         names = [self._keys.stats(process) for process in processes]
         values = await self._link.ask(b"MGET", *names) if names else ()
-        found: dict[str, dict[str, Any]] = dict(msgspec.json.decode(value) for value in values if value is not None)
-        return found
+        stats: dict[str, dict[str, Any]] = dict(msgspec.json.decode(value) for value in values if value is not None)
+        return stats
 
     async def read_all(self) -> dict[str, dict[str, Any]]:
         """Those of every worker in the beat table. It costs Redis as much as there are workers in the cluster."""

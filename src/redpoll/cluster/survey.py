@@ -169,13 +169,13 @@ class Survey:
 
     async def _without_clients(self) -> set[str]:
         """The worker processes that can't reach Redis and have no clients, as their supervisors say."""
-        found: set[str] = set()
+        processes: set[str] = set()
         for run, entry in (await self._link.ask(b"HGETALL", self._keys.nodes)).items():
             # A node of another version may be unreadable here; its supervisor's readers log that.
             with contextlib.suppress(msgspec.DecodeError):
                 node = msgspec.json.decode(entry, type=Node)
-                found |= {f"{run.decode()}.{k}" for k in node.without_clients}
-        return found
+                processes |= {f"{run.decode()}.{k}" for k in node.without_clients}
+        return processes
 
 
 def _process(w: str) -> str:

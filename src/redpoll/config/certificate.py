@@ -32,17 +32,17 @@ class PairError(Exception):
 
 def read_pair(cert: str | Path, key: str | Path) -> bytes:
     """The PEM text of both, the key first. Raises PairError where they can't be read or don't belong together."""
-    found: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     faults: dict[str, str] = {}
     for part, path in (("cert", cert), ("key", key)):
         try:
-            found[part] = Path(path).read_bytes()
+            texts[part] = Path(path).read_bytes()
         except OSError as error:
             faults[part] = f"{str(path)!r} can't be read: {error.strerror}"
     if faults:
         raise PairError(faults)
     # One file may hold both. Written twice, the certificate would be sent as its own issuer.
-    pair = found["cert"] if found["cert"] == found["key"] else found["key"].rstrip() + b"\n" + found["cert"]
+    pair = texts["cert"] if texts["cert"] == texts["key"] else texts["key"].rstrip() + b"\n" + texts["cert"]
     _check(pair, str(cert), str(key))
     return pair
 

@@ -149,11 +149,11 @@ def _read(cert: Path, key: Path) -> ServerCertificate:
     return made
 
 
-def _normal(found: Sequence[tuple[str, bytes, bytes]], place: str) -> ServerCertificate | None:
+def _normal(blocks: Sequence[tuple[str, bytes, bytes]], place: str) -> ServerCertificate | None:
     """Of the blocks of a pair that OpenSSL takes. None if there is no certificate or no key."""
     try:
-        keys = [text for label, _, text in found if label.endswith("PRIVATE KEY")]
-        certificates = [(der, text) for label, der, text in found if label == "CERTIFICATE"]
+        keys = [text for label, _, text in blocks if label.endswith("PRIVATE KEY")]
+        certificates = [(der, text) for label, der, text in blocks if label == "CERTIFICATE"]
         if not keys or not certificates:
             return None
         facts = x509.read_certificate(certificates[0][0])
@@ -170,7 +170,7 @@ _Response = tuple[str, bytes, x509.OcspResponse]
 
 def _responses(places: Iterable[str], notes: list[str]) -> list[_Response]:
     """The OCSP responses in these files and folders. A response is an extra, so a bad one is noted and left out."""
-    found: list[_Response] = []
+    responses: list[_Response] = []
     for place in places:
         path = Path(place)
         try:
@@ -180,13 +180,12 @@ def _responses(places: Iterable[str], notes: list[str]) -> list[_Response]:
                     der = opened.read(_MAX_OCSP_BYTES + 1)
                 if len(der) > _MAX_OCSP_BYTES:
                     raise x509.DerError(f"it has more than {_MAX_OCSP_BYTES} bytes")
-                found.append((str(file), der, x509.read_ocsp(der)))
+                responses.append((str(file), der, x509.read_ocsp(der)))
         except OSError as error:
             notes.append(f"the OCSP response {place!r} can't be read: {error.strerror}")
         except x509.DerError as error:
             notes.append(f"the OCSP response {place!r} isn't used: {error}")
-    return found
-    return found
+    return responses
 
 
 def _stapled(
@@ -229,14 +228,14 @@ def bundle(certificates: Iterable[ServerCertificate]) -> bytes:
 def unbundle(text: bytes, place: str) -> list[ServerCertificate]:
     """What `bundle` has written. Raises PairError for anything else."""
     try:
-        found = x509.blocks(text)
-        begins = [n for n, (label, _, _) in enumerate(found) if label.endswith("PRIVATE KEY")]
+        blocks = x509.blocks(text)
+        begins = [n for n, (label, _, _) in enumerate(blocks) if label.endswith("PRIVATE KEY")]
         certificates = []
-        for begin, end in pairwise([*begins, len(found)]):
-            made = _normal(found[begin:end], place)
+        for begin, end in pairwise([*begins, len(blocks)]):
+            made = _normal(blocks[begin:end], place)
             if made is None:
                 raise PairError({"cert": f"{place!r} has a key without its certificate"})
-            for label, der, _ in found[begin:end]:
+            for label, der, _ in blocks[begin:end]:
                 if label == _OCSP_LABEL:
                     made = replace(made, staple=der, staple_until_s=x509.read_ocsp(der).next_update_s)
             certificates.append(made)

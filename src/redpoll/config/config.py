@@ -71,7 +71,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Entry:
     """A value as the operator wrote it, and where."""
 
     value: Any
@@ -95,25 +95,25 @@ def load(
     certificate and key files, for commands whose user need not be able to read them.
     """
     faults: list[Fault] = []
-    given = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
-    given |= _from_environment(environment, faults)
+    entries = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
+    entries |= _from_environment(environment, faults)
     for name, value in flags.items():
         if value is not None and name in _RENAMED:
             faults.append(Fault(flag_of(name), f"was renamed to {_RENAMED[name].flag}"))
         elif value is not None:
-            given[name] = _Given(value, _BY_NAME[name].flag, strict=False)
+            entries[name] = _Entry(value, _BY_NAME[name].flag, strict=False)
     values: dict[str, Any] = {}
     for setting in TABLE:
-        entry = given.get(setting.name)
+        entry = entries.get(setting.name)
         if entry is not None:
             try:
                 values[setting.name] = _converted(entry, setting)
             except (msgspec.ValidationError, ValueError) as error:
                 faults.append(Fault(entry.path, _explained(error, entry, setting)))
-    _check_together(values, given, faults)
-    _check_tls(values, given, faults, read_files)
-    _check_authorities(values, given, faults, read_files)
-    _check_redis_certificate(values, given, faults, read_files)
+    _check_together(values, entries, faults)
+    _check_tls(values, entries, faults, read_files)
+    _check_authorities(values, entries, faults, read_files)
+    _check_redis_certificate(values, entries, faults, read_files)
     if faults:
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
@@ -121,7 +121,7 @@ def load(
     prefix = values.get("path_prefix", "").strip("/")
     values["path_prefix"] = f"/{prefix}" if prefix else ""
     settings = Settings(**values)
-    return settings, _unknown_variables(environment) + _doubts(settings) + _open_secrets(given)
+    return settings, _unknown_variables(environment) + _doubts(settings) + _open_secrets(entries)
 
 
 def _doubts(settings: Settings) -> list[str]:
@@ -154,7 +154,7 @@ def _doubts(settings: Settings) -> list[str]:
     return warnings
 
 
-def _converted(entry: _Given, setting: Setting) -> Any:
+def _converted(entry: _Entry, setting: Setting) -> Any:
     value = entry.value
     if entry.per_unit != 1:
         value = float(value) / entry.per_unit
@@ -167,7 +167,7 @@ def _converted(entry: _Given, setting: Setting) -> Any:
     return msgspec.convert(value, setting.type, strict=entry.strict)
 
 
-def _explained(error: Exception, entry: _Given, setting: Setting) -> str:
+def _explained(error: Exception, entry: _Entry, setting: Setting) -> str:
     text = str(error)
     # msgspec's path of a single value is `$`; the fault's own path says where the value was written.
     text = text.removesuffix(" - at `$`")
@@ -175,7 +175,7 @@ def _explained(error: Exception, entry: _Given, setting: Setting) -> str:
     return text if setting.is_secret or setting.name in _WITH_CREDENTIALS else f"{text}; got {entry.value!r}"
 
 
-def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
+def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Entry]:
     if path is None:
         return {}
     try:
@@ -186,20 +186,20 @@ def _from_file(path: str | None, faults: list[Fault]) -> dict[str, _Given]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         faults.append(Fault(path, f"is not valid TOML: {error}"))
         return {}
-    given = {}
+    entries = {}
     for name, value in document.items():
         value_path = f"{path}: $.{name}"
         if name in _BY_NAME:
-            given[name] = _Given(value, value_path, strict=True, file=path)
+            entries[name] = _Entry(value, value_path, strict=True, file=path)
         elif name in _RENAMED:
             faults.append(Fault(value_path, f"was renamed to {_RENAMED[name].name}"))
         else:
             faults.append(Fault(value_path, f"unknown setting{suggestion(name, _BY_NAME)}"))
-    return given
+    return entries
 
 
-def _from_environment(environment: Mapping[str, str], faults: list[Fault]) -> dict[str, _Given]:
-    given = {}
+def _from_environment(environment: Mapping[str, str], faults: list[Fault]) -> dict[str, _Entry]:
+    entries = {}
     for name, setting in _RENAMED.items():
         if environment.get(variable_of(name)):
             faults.append(Fault(variable_of(name), f"was renamed to {setting.variable}"))
@@ -208,7 +208,7 @@ def _from_environment(environment: Mapping[str, str], faults: list[Fault]) -> di
             for alias in (Alias(setting.variable), *setting.aliases):
                 if environment.get(alias.variable):
                     value = environment[alias.variable]
-                    given[setting.name] = _Given(value, alias.variable, strict=False, per_unit=alias.per_unit)
+                    entries[setting.name] = _Entry(value, alias.variable, strict=False, per_unit=alias.per_unit)
                     break
     # The three values of an app must come from one family of variables: a key of one app and a secret of another don't
     # work together.
@@ -217,18 +217,18 @@ def _from_environment(environment: Mapping[str, str], faults: list[Fault]) -> di
         if any(environment.get(alias.variable) for alias in family):
             for name, alias in zip(_APP, family, strict=True):
                 if environment.get(alias.variable):
-                    given[name] = _Given(environment[alias.variable], alias.variable, strict=False)
+                    entries[name] = _Entry(environment[alias.variable], alias.variable, strict=False)
             break
-    return given
+    return entries
 
 
-def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault]) -> None:
+def _check_together(values: dict[str, Any], entries: dict[str, _Entry], faults: list[Fault]) -> None:
     """Checks what the types can't express: the form of a value, and values that depend on each other."""
 
     def fault(name: str, text: str) -> None:
-        faults.append(Fault(given[name].path, text))
+        faults.append(Fault(entries[name].path, text))
 
-    missing = [name for name in _APP if not values.get(name) and name not in given]
+    missing = [name for name in _APP if not values.get(name) and name not in entries]
     if 0 < len(missing) < len(_APP):
         variables = ", ".join(f"{_BY_NAME[name].variable} ({name})" for name in missing)
         faults.append(Fault(variables, "missing: set app_id, app_key and app_secret, or none of them"))
@@ -262,7 +262,7 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
         if text:
             fault("otel_endpoint", text)
     for name, text in single_sign_on.faults_of(values):
-        if name in given:
+        if name in entries:
             fault(name, text)
         else:
             faults.append(Fault(f"{_BY_NAME[name].variable} ({name})", text))
@@ -279,11 +279,11 @@ def _check_together(values: dict[str, Any], given: dict[str, _Given], faults: li
     for (what, name), (other_what, other) in itertools.combinations(ports.items(), 2):
         port = values.get(name, _BY_NAME[name].default)
         if port and port == values.get(other, _BY_NAME[other].default):
-            entry = given.get(other) or given[name]
+            entry = entries.get(other) or entries[name]
             faults.append(Fault(entry.path, f"{what} port and {other_what} port are both {port}; use different ports"))
 
 
-def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
+def _check_tls(values: dict[str, Any], entries: dict[str, _Entry], faults: list[Fault], read_files: bool) -> None:
     """Checks that what has TLS has certificates and their keys, that all can be read, and that they belong together."""
     port = "a TLS port" if values.get("tls_port") is not None else "a control port with TLS (tls_client_ca)"
     if values.get("tls_port") is None and not values.get("tls_client_ca"):
@@ -298,10 +298,12 @@ def _check_tls(values: dict[str, Any], given: dict[str, _Given], faults: list[Fa
     except certificate.PairError as error:
         for part, text in error.faults.items():
             name = f"tls_{part}"
-            faults.append(Fault(given[name].path if name in given else f"{_BY_NAME[name].variable} ({name})", text))
+            faults.append(Fault(entries[name].path if name in entries else f"{_BY_NAME[name].variable} ({name})", text))
 
 
-def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool) -> None:
+def _check_authorities(
+    values: dict[str, Any], entries: dict[str, _Entry], faults: list[Fault], read_files: bool
+) -> None:
     """Checks the files of certificates that we trust."""
     for name in ("webhook_ca_file", "redis_ca_file", "tls_client_ca"):
         path = values.get(name)
@@ -310,18 +312,18 @@ def _check_authorities(values: dict[str, Any], given: dict[str, _Given], faults:
         try:
             import ssl
         except ImportError:
-            faults.append(Fault(given[name].path, certificate.NO_SSL))
+            faults.append(Fault(entries[name].path, certificate.NO_SSL))
             continue
         try:
             ssl.create_default_context().load_verify_locations(cafile=path)
         except ssl.SSLError:
-            faults.append(Fault(given[name].path, f"{path} contains no PEM certificates"))
+            faults.append(Fault(entries[name].path, f"{path} contains no PEM certificates"))
         except OSError as error:
-            faults.append(Fault(given[name].path, f"{path} can't be read: {error.strerror}"))
+            faults.append(Fault(entries[name].path, f"{path} can't be read: {error.strerror}"))
 
 
 def _check_redis_certificate(
-    values: dict[str, Any], given: dict[str, _Given], faults: list[Fault], read_files: bool
+    values: dict[str, Any], entries: dict[str, _Entry], faults: list[Fault], read_files: bool
 ) -> None:
     """Checks the certificate with which redpoll identifies itself to Redis, and its key."""
     names = ("redis_cert_file", "redis_key_file")
@@ -334,7 +336,7 @@ def _check_redis_certificate(
     try:
         certificate.read_pair(values["redis_cert_file"], values["redis_key_file"])
     except certificate.PairError as error:
-        faults.extend(Fault(given[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
+        faults.extend(Fault(entries[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
 
 
 def _http_url_fault(url: str) -> str | None:
@@ -404,11 +406,11 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _open_secrets(given: Mapping[str, _Given]) -> list[str]:
+def _open_secrets(entries: Mapping[str, _Entry]) -> list[str]:
     """A warning if other users can read the settings file, and it has a secret."""
     files = {
         entry.file
-        for name, entry in given.items()
+        for name, entry in entries.items()
         if entry.file and (_BY_NAME[name].is_secret or (name in _WITH_CREDENTIALS and "@" in str(entry.value)))
     }
     warnings = []

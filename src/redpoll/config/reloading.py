@@ -65,10 +65,10 @@ def uses_tls(settings: Settings) -> bool:
 def install_certificates(settings: Settings, folder: Path) -> None:
     """Checks the operator's certificates and keys and writes them for the other processes. Raises
     certificate.PairError."""
-    found = certificate_files.find(settings)
-    for note in found.notes:
+    files = certificate_files.find(settings)
+    for note in files.notes:
         log.warning("file not used for TLS", reason=note)
-    certificate.write_private(certificate_files.bundle(found.certificates), folder / BUNDLE_NAME)
+    certificate.write_private(certificate_files.bundle(files.certificates), folder / BUNDLE_NAME)
 
 
 def reload(settings: Settings, folder: Path, reread: Callable[[], Settings]) -> Reloaded:

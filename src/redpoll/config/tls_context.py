@@ -71,6 +71,6 @@ class SslContexts:
                 # All were checked before. Clients get the first one.
                 log.error("certificate not usable", reason=f"{certificates[0].place}: {error}")
                 self._made[group] = self.default
-        found = self._made[group]
-        if found is not context:
-            connection.context = found
+        chosen = self._made[group]
+        if chosen is not context:
+            connection.context = chosen

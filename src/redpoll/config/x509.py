@@ -100,7 +100,7 @@ class _Reader:
         data, begin = self._data, self._at
         if len(data) - begin < 2:
             raise DerError("it is not DER, or not whole")
-        found, size, at = data[begin], data[begin + 1], begin + 2
+        own_tag, size, at = data[begin], data[begin + 1], begin + 2
         if size > 0x80:
             count = size & 0x7F
             if count > 4:
@@ -110,10 +110,10 @@ class _Reader:
             raise DerError("an element has no length, which DER doesn't allow")
         if len(data) - at < size:
             raise DerError("it is not DER, or not whole")
-        if tag is not None and found != tag:
-            raise DerError(f"there is an element of type {found:#x} where {tag:#x} belongs")
+        if tag is not None and own_tag != tag:
+            raise DerError(f"there is an element of type {own_tag:#x} where {tag:#x} belongs")
         self._at = at + size
-        return found, data[at : at + size], data[begin : at + size]
+        return own_tag, data[at : at + size], data[begin : at + size]
 
     def content(self, tag: int) -> bytes:
         return self.element(tag)[1]
@@ -145,17 +145,17 @@ class _Reader:
 
 def blocks(pem: bytes) -> list[tuple[str, bytes, bytes]]:
     """The PEM blocks of a text (RFC 7468): label, DER, and the block's own text. Raises DerError."""
-    found = []
+    parsed = []
     for block in _BLOCK.finditer(pem):
         label, body = block[1].decode("ascii"), block[2]
         if b":" in body:
             # The header of an encrypted key (RFC 1421).
             body = body.partition(b"\n\n")[2]
         try:
-            found.append((label, binascii.a2b_base64(body), block[0] + b"\n"))
+            parsed.append((label, binascii.a2b_base64(body), block[0] + b"\n"))
         except binascii.Error as error:
             raise DerError(f"a PEM block {label!r} is not base64") from error
-    return found
+    return parsed
 
 
 def read_certificate(der: bytes) -> Certificate:

@@ -141,7 +141,7 @@ class ControlJanitor:
         """Compares the directory's version with the record store's. An answer also shows that Redis works."""
         self._asked_at = self._clock()
         try:
-            found = await self._writer.version()
+            written = await self._writer.version()
             was_away = not self.redis_answers()
             self._answered_at = self._clock()
             if was_away:
@@ -153,20 +153,20 @@ class ControlJanitor:
             # What follows may wait for the record store.
             self._asked_at = None
         try:
-            await self._settle(found)
+            await self._settle(written)
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not written", reason=str(error))
 
-    async def _settle(self, found: DirectoryVersion | None) -> None:
-        if found != self._records.directory:
+    async def _settle(self, written: DirectoryVersion | None) -> None:
+        if written != self._records.directory:
             synced = await self._sync()
-            if not synced and found is not None and found.number >= self._records.directory.number:
+            if not synced and written is not None and written.number >= self._records.directory.number:
                 # The directory has changes that this control plane can't read at present.
                 return
         leader = self._leader()
         if leader is None:
-            self._health.directory_written = found is not None
-        elif found != self._records.directory or not self._health.directory_written:
+            self._health.directory_written = written is not None
+        elif written != self._records.directory or not self._health.directory_written:
             await self._fill(leader)
 
     async def _sync(self) -> bool:

@@ -40,12 +40,12 @@ class Tile(NamedTuple):
     def marked_code(self) -> Markup:
         """The code as HTML, with its comments and strings marked."""
         code, parts, at = self.code.rstrip("\n"), [], 0
-        for found in _MARKED.finditer(code):
+        for match in _MARKED.finditer(code):
             parts += [
-                escape(code[at : found.start()]),
-                Markup('<span class="{}">{}</span>').format(found.lastgroup, found[0]),
+                escape(code[at : match.start()]),
+                Markup('<span class="{}">{}</span>').format(match.lastgroup, match[0]),
             ]
-            at = found.end()
+            at = match.end()
         return Markup("").join([*parts, escape(code[at:])])
 
 

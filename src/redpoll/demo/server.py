@@ -106,9 +106,11 @@ class OwnServer:
             "trigger_rate_per_minute": "0",
             "shutdown_grace_s": "1",
         }
-        kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         return (
-            kept | {f"REDPOLL_{name.upper()}": value for name, value in settings.items()} | {"TMPDIR": str(self.folder)}
+            inherited
+            | {f"REDPOLL_{name.upper()}": value for name, value in settings.items()}
+            | {"TMPDIR": str(self.folder)}
         )
 
     def _ready_line(self) -> tuple[int, str]:
@@ -124,8 +126,8 @@ class OwnServer:
             if not data:
                 break
             text += data.decode(errors="replace")
-            if (found := _READY_LINE.search(text)) is not None:
-                return int(found[1]), found[2]
+            if (match := _READY_LINE.search(text)) is not None:
+                return int(match[1]), match[2]
         log = "\n".join(self._log.read_text(errors="replace").splitlines()[-8:])
         raise ServerError(f"the demo's server did not start within {_READY_WITHIN_S:g} s; its log ends with:\n{log}")
 
@@ -138,10 +140,10 @@ class OwnServer:
     def kill(self, what: Literal["worker", "redis"]) -> int | None:
         """Kills the worker with the most connections, or Redis, with SIGKILL. Returns its process id; None if it is
         being started again."""
-        found = [pid for pid, command in self._children() if _is(what, command)]
-        if not found:
+        pids = [pid for pid, command in self._children() if _is(what, command)]
+        if not pids:
             return None
-        pid = max(found, key=_open_sockets)
+        pid = max(pids, key=_open_sockets)
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

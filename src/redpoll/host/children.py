@@ -1,6 +1,6 @@
 """The children of the supervisor and how each is started: Redis, the control plane, the workers.
 
-Which of them run, and what they are told, decides supervisor.py.
+supervisor.py decides which of them run, and what to tell them.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Children:
 
     `run` identifies this start of the supervisor. `settings` are those that children get. `alive` are the `k` of the
     living worker processes, `greatest` is the last one. `starting(child)` is called before a worker's process starts,
-    `started(child)` when a process can be told what it must know, and `received` with each message.
+    `started(child)` when a process can get what it must know, and `received` with each message.
     """
 
     def __init__(

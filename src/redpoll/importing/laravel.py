@@ -27,8 +27,8 @@ def read_reverb(document: Document) -> Plan:
     servers = _table(config.get("servers"))
     server = _table(servers.get(str(config.get("default") or "reverb")))
     apps = _table(config.get("apps")).get("apps")
-    for index, given in enumerate(_list_of_apps(apps, document)):
-        _reverb_app(plan, given, server, f"{document.path}: app {index}")
+    for index, fields in enumerate(_list_of_apps(apps, document)):
+        _reverb_app(plan, fields, server, f"{document.path}: app {index}")
     _reverb_server(plan, server)
     plan.unlimited_triggers("rate of publish requests")
     return plan
@@ -71,30 +71,32 @@ def _reverb_of_env(env: Mapping[str, str]) -> dict[str, Any]:
     return {"servers": {"reverb": server}, "apps": {"apps": [app]}}
 
 
-def _reverb_app(plan: Plan, given: dict[str, Any], server: dict[str, Any], where: str) -> None:
-    given = _readable(plan, given)
-    app = plan.app(given.get("app_id"), given.get("key"), given.get("secret"), given.get("name"), where=where)
-    app.limit("max_connections", given.get("max_connections"), "max_connections")
-    app.origins("allowed_origins", given.get("allowed_origins", ["*"]))
-    accepts = given.get("accept_client_events_from") or "members"
+def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], where: str) -> None:
+    fields = _readable(plan, fields)
+    app = plan.app(fields.get("app_id"), fields.get("key"), fields.get("secret"), fields.get("name"), where=where)
+    app.limit("max_connections", fields.get("max_connections"), "max_connections")
+    app.origins("allowed_origins", fields.get("allowed_origins", ["*"]))
+    accepts = fields.get("accept_client_events_from") or "members"
     note = "redpoll accepts them from subscribers of the channel only" if accepts == "all" else ""
     app.set("accept_client_events_from", accepts, "client_events", accepts != "none", note)
     size = server.get("max_request_size")
     if size is not None and as_number(size, "max_request_size") > _OUR_DATA_BYTES:
         app.set("max_request_size", size, "max_data_bytes", as_number(size, "max_request_size"))
-    message = given.get("max_message_size")
+    message = fields.get("max_message_size")
     if message is not None and as_number(message, "max_message_size") > _OUR_MESSAGE_BYTES:
         plan.set("max_message_size", message, "max_message_bytes", int(as_number(message, "max_message_size")))
-    timeout = given.get("activity_timeout")
+    timeout = fields.get("activity_timeout")
     if timeout is not None:
         plan.set("activity_timeout", timeout, "activity_timeout_s", as_number(timeout, "activity_timeout"))
-    if given.get("ping_interval") is not None:
-        app.nothing("ping_interval", given["ping_interval"], "redpoll pings after activity_timeout_s without a message")
-    limits = _table(given.get("rate_limiting"))
+    if fields.get("ping_interval") is not None:
+        app.nothing(
+            "ping_interval", fields["ping_interval"], "redpoll pings after activity_timeout_s without a message"
+        )
+    limits = _table(fields.get("rate_limiting"))
     if as_bool(limits.get("enabled")):
         shown = f"{limits.get('max_attempts', 60)} in {limits.get('decay_seconds', 60)} s"
         app.nothing("rate_limiting", shown, "redpoll limits client events (client_events_per_second) and subscribes")
-    _public_url(plan, _table(given.get("options")))
+    _public_url(plan, _table(fields.get("options")))
 
 
 def _public_url(plan: Plan, options: dict[str, Any]) -> None:
@@ -148,8 +150,8 @@ def read_laravel_websockets(document: Document) -> Plan:
     # Version 1 has one list of origins for all apps.
     shared_origins = config.get("allowed_origins")
     size_kb = config.get("max_request_size_in_kb", 250)
-    for index, given in enumerate(_list_of_apps(config.get("apps"), document)):
-        _websockets_app(plan, given, shared_origins, size_kb, f"{document.path}: app {index}")
+    for index, fields in enumerate(_list_of_apps(config.get("apps"), document)):
+        _websockets_app(plan, fields, shared_origins, size_kb, f"{document.path}: app {index}")
     port = _table(config.get("dashboard")).get("port")
     if port is not None:
         plan.set("dashboard.port", port, "port", port)
@@ -186,13 +188,13 @@ def _websockets_of_env(env: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _websockets_app(plan: Plan, given: dict[str, Any], shared_origins: Any, size_kb: Any, where: str) -> None:
-    given = _readable(plan, given)
-    app = plan.app(given.get("id"), given.get("key"), given.get("secret"), given.get("name"), where=where)
-    app.limit("capacity", given.get("capacity"), "max_connections")
-    messages = given.get("enable_client_messages")
+def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, size_kb: Any, where: str) -> None:
+    fields = _readable(plan, fields)
+    app = plan.app(fields.get("id"), fields.get("key"), fields.get("secret"), fields.get("name"), where=where)
+    app.limit("capacity", fields.get("capacity"), "max_connections")
+    messages = fields.get("enable_client_messages")
     app.set("enable_client_messages", messages or False, "client_events", as_bool(messages))
-    origins = given.get("allowed_origins", shared_origins)
+    origins = fields.get("allowed_origins", shared_origins)
     if isinstance(origins, str):
         # The package's tables have one text.
         origins = [part for part in origins.split(",") if part.strip()]
@@ -200,11 +202,11 @@ def _websockets_app(plan: Plan, given: dict[str, Any], shared_origins: Any, size
     if not isinstance(size_kb, Expression):
         size = as_number(size_kb, "max_request_size_in_kb") * 1_024
         app.set("max_request_size_in_kb", size_kb, "max_data_bytes", size)
-    if given.get("path"):
-        app.nothing("path", given["path"], "clients may put any path before /app; path_prefix is that of the HTTP API")
-    if given.get("host"):
-        app.nothing("host", given["host"], "redpoll finds the app by its key, on every host name")
-    if as_bool(given.get("enable_statistics")):
+    if fields.get("path"):
+        app.nothing("path", fields["path"], "clients may put any path before /app; path_prefix is that of the HTTP API")
+    if fields.get("host"):
+        app.nothing("host", fields["host"], "redpoll finds the app by its key, on every host name")
+    if as_bool(fields.get("enable_statistics")):
         app.nothing("enable_statistics", True, "statistics are in the dashboard and at /metrics, always")
 
 
@@ -238,9 +240,9 @@ def _list_of_apps(apps: Any, document: Document) -> list[dict[str, Any]]:
     return apps
 
 
-def _readable(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
+def _readable(plan: Plan, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields without those that only PHP can compute, which get a row."""
-    for name, value in given.items():
+    for name, value in fields.items():
         if isinstance(value, Expression):
             plan.nothing(str(name), value.text, "an expression that only PHP can compute: set it by hand")
-    return {name: value for name, value in given.items() if not isinstance(value, Expression)}
+    return {name: value for name, value in fields.items() if not isinstance(value, Expression)}

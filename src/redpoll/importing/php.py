@@ -70,10 +70,10 @@ class _Reader:
         if depth > _MAX_DEPTH:
             raise SourceError("the PHP file nests its arrays too deeply")
         start = self._at
-        found = self._simple(depth)
+        simple = self._simple(depth)
         ends = (",", ";", _END) if after_key else (",", ";", "=>", _END)
         if self._next()[1] in (*ends, "]", ")"):
-            return found
+            return simple
         return self._expression(start, ends)
 
     def _next(self) -> tuple[str, str, int]:

@@ -33,8 +33,8 @@ _ON_THEIR_PAGE: Final = (
 def read(document: Document) -> Plan:
     """Raises SourceError."""
     plan = Plan("pusher")
-    given = document.data if document.kind == "json" else document.env
-    apps = given if isinstance(given, list) else [given]
+    content = document.data if document.kind == "json" else document.env
+    apps = content if isinstance(content, list) else [content]
     for index, fields in enumerate(apps):
         if not isinstance(fields, dict):
             raise SourceError(f"{document.path}: app {index} is not an object with app_id, key and secret")
@@ -46,20 +46,20 @@ def read(document: Document) -> Plan:
 
 
 def _app(plan: Plan, fields: Mapping[str, Any], where: str) -> None:
-    found = {part: next((fields[name] for name in names if fields.get(name)), None) for part, names in _NAMES.items()}
+    values = {part: next((fields[name] for name in names if fields.get(name)), None) for part, names in _NAMES.items()}
     url = fields.get("PUSHER_URL")
-    if url and not (found["id"] and found["key"] and found["secret"]):
+    if url and not (values["id"] and values["key"] and values["secret"]):
         try:
             parts = urlsplit(str(url))
         except ValueError:
             raise SourceError(f"{where}: PUSHER_URL is no address") from None
-        found |= {
+        values |= {
             "id": parts.path.rpartition("/")[2],
             "key": unquote(parts.username or ""),
             "secret": unquote(parts.password or ""),
         }
-    app = plan.app(found["id"], found["key"], found["secret"], found["name"], where=where)
-    if found["cluster"]:
-        app.nothing("cluster", found["cluster"], "clients name redpoll's host instead; pusher-js wants some cluster")
+    app = plan.app(values["id"], values["key"], values["secret"], values["name"], where=where)
+    if values["cluster"]:
+        app.nothing("cluster", values["cluster"], "clients name redpoll's host instead; pusher-js wants some cluster")
     for theirs, ours in _ON_THEIR_PAGE:
         app.nothing(theirs, "on their dashboard", f"redpoll app set {app.id} {ours}")

@@ -104,10 +104,10 @@ def read(document: Document) -> Plan:
             "them from a database, export that table as a JSON array, and import that file"
         )
     limits = _Limits(options)
-    for index, given in enumerate(apps):
-        if not isinstance(given, dict):
+    for index, fields in enumerate(apps):
+        if not isinstance(fields, dict):
             raise SourceError(f"{document.path}: app {index} is not an object")
-        _app(plan, _Fields(given), limits, f"{document.path}: app {index}")
+        _app(plan, _Fields(fields), limits, f"{document.path}: app {index}")
     _server(plan, options)
     for path, value in options.rest():
         # Without it redpoll logs what soketi logs.
@@ -157,22 +157,22 @@ class _Options:
         node: Any = self._tree
         for parent in parents:
             node = node.get(parent) if isinstance(node, dict) else None
-        found = node.pop(name, None) if isinstance(node, dict) else None
-        return default if found is None or found == "" else found
+        value = node.pop(name, None) if isinstance(node, dict) else None
+        return default if value is None or value == "" else value
 
     def rest(self) -> list[tuple[str, Any]]:
         """What was not taken, by path."""
-        found: list[tuple[str, Any]] = []
+        unread: list[tuple[str, Any]] = []
 
         def walk(node: dict[str, Any], path: str) -> None:
             for name, value in node.items():
                 if isinstance(value, dict) and value:
                     walk(value, f"{path}{name}.")
                 elif value not in (None, "", {}, []):
-                    found.append((path + name, value))
+                    unread.append((path + name, value))
 
         walk(self._tree, "")
-        return found
+        return unread
 
 
 def _from_text(value: str) -> Any:
@@ -186,18 +186,18 @@ class _Limits:
     """The limits of all apps, which an app can override. Each is (value, path or note)."""
 
     def __init__(self, options: _Options) -> None:
-        self.members = _given(options, "presence.maxMembersPerChannel", 100)
-        self.member_kb = _given(options, "presence.maxMemberSizeInKb", 2)
-        self.name_chars = _given(options, "channelLimits.maxNameLength", 200)
-        self.cache_s = _given(options, "channelLimits.cacheTtl", 3_600)
-        self.channels = _given(options, "eventLimits.maxChannelsAtOnce", 100)
-        self.event_chars = _given(options, "eventLimits.maxNameLength", 200)
-        self.payload_kb = _given(options, "eventLimits.maxPayloadInKb", 100)
-        self.batch = _given(options, "eventLimits.maxBatchSize", 10)
-        self.sign_in_ms = _given(options, "userAuthenticationTimeout", 30_000)
+        self.members = _limit_of(options, "presence.maxMembersPerChannel", 100)
+        self.member_kb = _limit_of(options, "presence.maxMemberSizeInKb", 2)
+        self.name_chars = _limit_of(options, "channelLimits.maxNameLength", 200)
+        self.cache_s = _limit_of(options, "channelLimits.cacheTtl", 3_600)
+        self.channels = _limit_of(options, "eventLimits.maxChannelsAtOnce", 100)
+        self.event_chars = _limit_of(options, "eventLimits.maxNameLength", 200)
+        self.payload_kb = _limit_of(options, "eventLimits.maxPayloadInKb", 100)
+        self.batch = _limit_of(options, "eventLimits.maxBatchSize", 10)
+        self.sign_in_ms = _limit_of(options, "userAuthenticationTimeout", 30_000)
 
 
-def _given(options: _Options, path: str, default: float) -> tuple[float, str, bool]:
+def _limit_of(options: _Options, path: str, default: float) -> tuple[float, str, bool]:
     value = options.read(path)
     return (default, path, False) if value is None else (as_number(value, path), path, True)
 
@@ -205,11 +205,11 @@ def _given(options: _Options, path: str, default: float) -> tuple[float, str, bo
 class _Fields:
     """An app's fields in any of soketi's three spellings: maxConnections, MaxConnections, max_connections."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Any]) -> None:
         # per_sec is the spelling of the tables.
-        self._given = {
+        self._unread = {
             name.replace("_per_sec", "_per_second").replace("_read_req_", "_read_requests_"): value
-            for name, value in given.items()
+            for name, value in fields.items()
             if value is not None and value != ""
         }
 
@@ -217,12 +217,12 @@ class _Fields:
         snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
         upper = name[0].upper() + name[1:]
         for spelling in (name, upper, "App" + upper, snake):
-            if spelling in self._given:
-                return self._given.pop(spelling)
+            if spelling in self._unread:
+                return self._unread.pop(spelling)
         return default
 
     def rest(self) -> list[tuple[str, Any]]:
-        return list(self._given.items())
+        return list(self._unread.items())
 
 
 def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:

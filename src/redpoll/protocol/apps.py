@@ -145,16 +145,16 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The rule for `channel`, which may store nothing. The channel's own rule wins, then the longest prefix."""
         if not self.history:
             return None
-        found = None
+        best = None
         for rule in self.history:
             if not rule.prefix:
                 if rule.name == channel:
-                    found = rule
+                    best = rule
                     break
-            elif channel.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
-                found = rule
+            elif channel.startswith(rule.name) and (best is None or len(rule.name) > len(best.name)):
+                best = rule
         # Events for one user, and the console's, must not be in a history that others can read.
-        return None if found is None or channel.startswith((SERVER_TO_USER, OWN_PREFIX)) else found
+        return None if best is None or channel.startswith((SERVER_TO_USER, OWN_PREFIX)) else best
 
     def pace(self, channel: str) -> Pace | None:
         """How often the subscribers of `channel` get events; None: at once, each of them."""
@@ -263,13 +263,13 @@ def with_eras(before: Sequence[HistoryRule], after: Iterable[HistoryRule], era: 
 
 def _rule_for(rules: Iterable[HistoryRule], target: HistoryRule) -> HistoryRule | None:
     """The one of `rules` that applies to the channels of `target`, apart from those with a narrower rule."""
-    found = None
+    best = None
     for rule in rules:
         if rule.name == target.name and rule.prefix == target.prefix:
             return rule
-        if rule.prefix and target.name.startswith(rule.name) and (found is None or len(rule.name) > len(found.name)):
-            found = rule
-    return found
+        if rule.prefix and target.name.startswith(rule.name) and (best is None or len(rule.name) > len(best.name)):
+            best = rule
+    return best
 
 
 # -- settings -----------------------------------------------------------------------------------------------

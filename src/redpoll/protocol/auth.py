@@ -287,14 +287,14 @@ def check_query(
     None if it was refused unread, and then its digest isn't checked.
     """
     params = parse_query(query)
-    given = dict(params)
-    if len(given) < len(params) or "[" in query or "%" in query:
+    fields = dict(params)
+    if len(fields) < len(params) or "[" in query or "%" in query:
         _refuse_repeats(params)
-    key = given.get("auth_key")
-    stamp = given.get("auth_timestamp")
-    signature = given.get("auth_signature")
-    if key is None or stamp is None or signature is None or given.get("auth_version") != "1.0":
-        raise ApiError("unauthorized", _missing(given))
+    key = fields.get("auth_key")
+    stamp = fields.get("auth_timestamp")
+    signature = fields.get("auth_signature")
+    if key is None or stamp is None or signature is None or fields.get("auth_version") != "1.0":
+        raise ApiError("unauthorized", _missing(fields))
     secret = app.secret_of(key) if app is not None else None
     secret_or_stand_in = secret or NO_SECRET
     claimed = signature.encode("utf-8", "replace")
@@ -310,7 +310,7 @@ def check_query(
         raise ApiError("invalid_signature", _signature_fault(text, signature))
     _check_time(stamp, now_s)
     if body is not None:
-        _check_body(given.get("body_md5"), body)
+        _check_body(fields.get("body_md5"), body)
     return params
 
 
@@ -377,9 +377,9 @@ def _refuse_repeats(params: Params) -> None:
             seen.add(bare)
 
 
-def _missing(given: dict[str, str]) -> str:
+def _missing(fields: dict[str, str]) -> str:
     for name in ("auth_key", "auth_timestamp", "auth_signature", "auth_version"):
-        if name not in given:
+        if name not in fields:
             return (
                 f"no credentials: sign the query (its {name} is missing), send a bearer token, "
                 "or send X-Service-Key and X-Service-Secret"

@@ -173,10 +173,10 @@ class RevokedGrants:
         self._forget_from = MAX_REVOKED
 
     def of(self, app_id: str) -> AppGrants:
-        found = self._by_app.get(app_id)
-        if found is None:
-            found = self._by_app[app_id] = AppGrants(self.clock)
-        return found
+        grants = self._by_app.get(app_id)
+        if grants is None:
+            grants = self._by_app[app_id] = AppGrants(self.clock)
+        return grants
 
     def __len__(self) -> int:
         return sum(map(len, self._by_app.values()))

@@ -384,21 +384,21 @@ class LastJoined:
     events: texts that were written at the same time.
     """
 
-    __slots__ = ("_count", "_latest", "_neighbours", "_selected", "found", "keys", "mixed_until", "since")
+    __slots__ = ("_count", "_latest", "_neighbours", "_selected", "complete", "keys", "mixed_until", "since")
 
     def __init__(self, pace: Pace, count: int, neighbours: bool) -> None:
         self._count = count
         self._latest = pace.latest
         self._neighbours = neighbours and not pace.latest
         self._selected = 0
-        self.found = False
+        self.complete = False
         self.since = 0
         self.keys: set[Key] = set()
         self.mixed_until = 0
 
     def add(self, parts: Iterable[Part]) -> None:
         for part in parts:
-            if self.found:
+            if self.complete:
                 return
             self._add(part)
 
@@ -410,7 +410,7 @@ class LastJoined:
         elif self._selected == self._count:
             # A text that was counted may have begun before this one, unless something separates them.
             if self._neighbours or self._latest or key is None or not self.keys:
-                self.found = True
+                self.complete = True
             elif not self.mixed_until:
                 self.mixed_until = part.offset
         else:

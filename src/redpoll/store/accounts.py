@@ -120,8 +120,8 @@ async def find_session(connection: AsyncConnection, hash: str) -> SessionRow | N
 
 async def find_id_token(connection: AsyncConnection, hash: str) -> str | None:
     """The ID token of a session that began at a provider."""
-    found: str | None = await connection.scalar(sa.select(sessions.c.id_token).where(sessions.c.hash == hash))
-    return found
+    id_token: str | None = await connection.scalar(sa.select(sessions.c.id_token).where(sessions.c.hash == hash))
+    return id_token
 
 
 async def add_session(

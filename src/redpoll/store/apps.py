@@ -37,13 +37,13 @@ _IDS_PER_STATEMENT = 500
 async def all_by_id(connection: AsyncConnection, since: int | None = None) -> dict[str, App]:
     """All apps by id, each with its keys, oldest first; with `since` only those that changed after that version."""
     chosen = sa.select(apps).where(apps.c.deleted_at.is_(None)).order_by(apps.c.id)
-    found = sa.select(keys).order_by(keys.c.number)
+    chosen_keys = sa.select(keys).order_by(keys.c.number)
     if since is not None:
         chosen = chosen.where(apps.c.version > since)
-        found = found.where(keys.c.app_id.in_(sa.select(apps.c.id).where(apps.c.version > since)))
+        chosen_keys = chosen_keys.where(keys.c.app_id.in_(sa.select(apps.c.id).where(apps.c.version > since)))
     rows = (await connection.execute(chosen)).all()
     app_keys: dict[str, list[Key]] = {row.id: [] for row in rows}
-    for key in await connection.execute(found):
+    for key in await connection.execute(chosen_keys):
         if key.app_id in app_keys:
             app_keys[key.app_id].append(Key(key=key.key, secret=key.secret, enabled=key.enabled))
     return {row.id: _app(row, app_keys[row.id]) for row in rows}
@@ -54,8 +54,8 @@ async def find_by_id(connection: AsyncConnection, app_id: str) -> App | None:
     row = (await connection.execute(sa.select(apps).where(apps.c.id == app_id, apps.c.deleted_at.is_(None)))).first()
     if row is None:
         return None
-    found = await connection.execute(sa.select(keys).where(keys.c.app_id == app_id).order_by(keys.c.number))
-    return _app(row, [Key(key=key.key, secret=key.secret, enabled=key.enabled) for key in found])
+    key_rows = await connection.execute(sa.select(keys).where(keys.c.app_id == app_id).order_by(keys.c.number))
+    return _app(row, [Key(key=key.key, secret=key.secret, enabled=key.enabled) for key in key_rows])
 
 
 def _app(row: Any, app_keys: list[Key]) -> App:
@@ -88,8 +88,8 @@ async def _add_rows(connection: AsyncConnection, added: Sequence[App]) -> None:
     known: set[str] = set()
     for at in range(0, len(ids), _IDS_PER_STATEMENT):
         some = apps.c.id.in_(ids[at : at + _IDS_PER_STATEMENT])
-        found = await connection.execute(sa.select(apps.c.id).where(some, apps.c.deleted_at.is_not(None)))
-        known |= set(found.scalars())
+        deleted = await connection.execute(sa.select(apps.c.id).where(some, apps.c.deleted_at.is_not(None)))
+        known |= set(deleted.scalars())
     for app in added:
         if app.id in known:
             values = {"name": app.name, "settings": _settings_text(app), "deleted_at": None}

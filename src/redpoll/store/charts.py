@@ -118,8 +118,8 @@ class Charts:
         """The points of one series that began at `since_s` or later, oldest first."""
         text = "SELECT time_s, row FROM points WHERE step_s = ? AND app_id = ? AND time_s >= ? ORDER BY time_s"
         async with self._engine.connect() as connection:
-            found = (await connection.exec_driver_sql(text, (step_s, app_id, since_s))).all()
-        return [Point(step_s, app_id, found_row.time_s, _decode(found_row.row)) for found_row in found]
+            rows = (await connection.exec_driver_sql(text, (step_s, app_id, since_s))).all()
+        return [Point(step_s, app_id, row.time_s, _decode(row.row)) for row in rows]
 
     async def days(self, since_day: str, app_id: str | None = None) -> list[Day]:
         """The days from `since_day` on, of all apps or of one, by app and day."""
@@ -128,8 +128,8 @@ class Charts:
         if app_id is not None:
             where, values = (f"{where} AND app_id = ?", (since_day, app_id))
         async with self._engine.connect() as connection:
-            found = await connection.exec_driver_sql(f"SELECT * FROM days WHERE {where} ORDER BY app_id, day", values)
-            return [Day._make(row) for row in found]
+            rows = await connection.exec_driver_sql(f"SELECT * FROM days WHERE {where} ORDER BY app_id, day", values)
+            return [Day._make(row) for row in rows]
 
     async def prune(self, now_s: float, oldest_day: str) -> None:
         """Removes points that no chart shows any more, and days before `oldest_day`."""

@@ -29,8 +29,8 @@ async def copy(source: Store, target: Store) -> dict[str, int]:
     async with source.reading() as reading, target.change() as writing:
         present = await _count(writing)
         if any(present.values()):
-            found = ", ".join(f"{rows} rows in {table}" for table, rows in present.items() if rows)
-            raise StoreError(f"{target.name} isn't empty, so nothing was copied: it has {found}")
+            contents = ", ".join(f"{rows} rows in {table}" for table, rows in present.items() if rows)
+            raise StoreError(f"{target.name} isn't empty, so nothing was copied: it has {contents}")
         copied = {table.name: await _copy_table(reading, writing, table) for table in _TABLES}
         if copied != await _count(writing) or copied != await _count(reading):
             raise StoreError("the copy doesn't have as many rows as the source, so nothing was kept; try again")

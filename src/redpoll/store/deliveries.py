@@ -171,25 +171,25 @@ async def add(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) ->
 
 async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     """Those of the ids that a delivery has."""
-    found: set[str] = set()
+    known_ids: set[str] = set()
     for start in range(0, len(ids), BATCH):
         statement = sa.select(deliveries.c.id).where(deliveries.c.id.in_(ids[start : start + BATCH]))
-        found.update((await connection.execute(statement)).scalars())
-    return found
+        known_ids.update((await connection.execute(statement)).scalars())
+    return known_ids
 
 
 async def since(connection: AsyncConnection, created_at: float) -> list[Announcement]:
     """What was announced since this Unix time, newest first."""
-    found: list[Announcement] = []
+    announcements: list[Announcement] = []
     columns = (*(deliveries.c[name] for name in Announcement._fields), deliveries.c.number, deliveries.c.created_at)
     query = sa.select(*columns).order_by(deliveries.c.number.desc()).limit(BATCH)
     page = query
     while True:
         rows = (await connection.execute(page)).all()
         recent = [row for row in rows if row.created_at >= created_at]
-        found += [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
+        announcements += [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
         if len(recent) < BATCH:
-            return found
+            return announcements
         page = query.where(deliveries.c.number < rows[-1].number)
 
 
@@ -206,8 +206,10 @@ async def due(connection: AsyncConnection, endpoint_id: str, now_s: float, limit
 async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float) -> float | None:
     """When the next delivery of this endpoint is due after `after_s`; None if there is none."""
     which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at > after_s)
-    found: float | None = (await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))).scalar_one()
-    return found
+    next_at: float | None = (
+        await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))
+    ).scalar_one()
+    return next_at
 
 
 async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
@@ -311,17 +313,17 @@ async def find(
 
 async def find_by_id(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
     """The delivery with this id, or None."""
-    found = await find_by_ids(connection, [delivery_id])
-    return found[0] if found else None
+    matches = await find_by_ids(connection, [delivery_id])
+    return matches[0] if matches else None
 
 
 async def find_by_ids(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids, in no particular order; unknown ids are left out."""
-    found: list[Delivery] = []
+    matches: list[Delivery] = []
     for start in range(0, len(ids), BATCH):
         which = deliveries.c.id.in_(ids[start : start + BATCH])
-        found += [Delivery(*row) for row in await connection.execute(sa.select(*_DELIVERY).where(which))]
-    return found
+        matches += [Delivery(*row) for row in await connection.execute(sa.select(*_DELIVERY).where(which))]
+    return matches
 
 
 async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptRow]:
@@ -341,21 +343,21 @@ async def depths(
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
     columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
     grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
-    found = {(row[0], row[1]): (row[2], row[3]) for row in await connection.execute(grouped)}
-    oldest = [number for (_, state), (_, number) in found.items() if state == "waiting"]
+    groups = {(row[0], row[1]): (row[2], row[3]) for row in await connection.execute(grouped)}
+    oldest = [number for (_, state), (_, number) in groups.items() if state == "waiting"]
     statement = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(oldest))
     created = {row.number: row.created_at for row in await connection.execute(statement)}
     many = [
         which
-        for (which, state), (count, _) in found.items()
+        for (which, state), (count, _) in groups.items()
         if sum_from is not None and state == "waiting" and count >= sum_from
     ]
     sizes = await _waiting_bytes(connection, many) if many else {}
     dropped = await counts(connection, endpoint_ids)
     result: dict[str, Depth] = {}
-    for endpoint_id in {endpoint_id for endpoint_id, _ in found} | dropped.keys():
-        waiting, number = found.get((endpoint_id, "waiting"), (0, 0))
-        failed, _ = found.get((endpoint_id, "failed"), (0, 0))
+    for endpoint_id in {endpoint_id for endpoint_id, _ in groups} | dropped.keys():
+        waiting, number = groups.get((endpoint_id, "waiting"), (0, 0))
+        failed, _ = groups.get((endpoint_id, "failed"), (0, 0))
         lost, lost_at = dropped.get(endpoint_id, (0, None))
         result[endpoint_id] = Depth(waiting, failed, created.get(number), sizes.get(endpoint_id, 0), lost, lost_at)
     return result

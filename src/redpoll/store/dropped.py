@@ -29,8 +29,8 @@ async def note(connection: AsyncConnection, dropped: Mapping[str, int], now_s: f
 async def counts(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, tuple[int, float]]:
     """By endpoint id: how many were dropped, and when the last one. Endpoints without any are missing."""
     rows = await connection.execute(sa.select(meta).where(meta.c.name.in_([_NAME + one for one in endpoint_ids])))
-    found = {row.name.removeprefix(_NAME): row.value.split() for row in rows}
-    return {endpoint_id: (int(count), float(at)) for endpoint_id, (count, at) in found.items()}
+    entries = {row.name.removeprefix(_NAME): row.value.split() for row in rows}
+    return {endpoint_id: (int(count), float(at)) for endpoint_id, (count, at) in entries.items()}
 
 
 async def forget(connection: AsyncConnection, endpoint_ids: Collection[str]) -> None:

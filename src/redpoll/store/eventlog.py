@@ -173,33 +173,33 @@ class EventLog:
 
     async def find(self, app_id: str, query: Query, limit: int) -> Found:
         """At most `limit` calls of an app, newest first."""
-        found: list[CallRow] = []
+        calls: list[CallRow] = []
         cursors: list[int] = []
         where, values = _conditions(app_id, query)
         async with self._searches, self._engine.connect() as connection:
             upto = None if query.before is None else query.before // _MAX_BATCH
-            while len(found) <= limit:
+            while len(calls) <= limit:
                 text = f"SELECT id, calls FROM batches WHERE {where} AND id <= ? ORDER BY id DESC LIMIT ?"
                 last = (1 << 62) if upto is None else upto
                 batches = (await connection.exec_driver_sql(text, (*values, last, _BATCHES_PER_STEP))).all()
                 if not batches:
                     break
-                for cursor, call in await asyncio.to_thread(_matching, batches, query, limit + 1 - len(found)):
-                    found.append(call)
+                for cursor, call in await asyncio.to_thread(_matching, batches, query, limit + 1 - len(calls)):
+                    calls.append(call)
                     cursors.append(cursor)
                 upto = int(batches[-1].id) - 1
-        return Found(found[:limit], cursors[limit - 1] if len(found) > limit else None, cursors[:limit])
+        return Found(calls[:limit], cursors[limit - 1] if len(calls) > limit else None, cursors[:limit])
 
     async def trace(self, app_id: str, trace_id: str) -> tuple[CallRow | None, list[SpanRow]]:
         """A call and its spans in order of time. None: the app's call isn't here, but on another node, or nowhere."""
-        found = await self.find(app_id, Query(trace_id=trace_id), 1)
+        page = await self.find(app_id, Query(trace_id=trace_id), 1)
         text = (
             "SELECT time_ms, stage, detail, COALESCE(time_us, time_ms * 1000) AS time_us FROM spans "
             "WHERE trace_id = ? AND app_id = ? ORDER BY 4, id"
         )
         async with self._engine.connect() as connection:
             spans = (await connection.exec_driver_sql(text, (trace_id, app_id))).all()
-        return found.calls[0] if found.calls else None, [
+        return page.calls[0] if page.calls else None, [
             SpanRow(trace_id, app_id, span.time_ms, span.stage, msgspec.json.decode(span.detail), span.time_us)
             for span in spans
         ]
@@ -316,16 +316,16 @@ def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:
 
 def _matching(batches: Sequence[Any], query: Query, limit: int) -> list[tuple[int, CallRow]]:
     """At most `limit` matching calls of these batches, newest first, each with its cursor."""
-    found: list[tuple[int, CallRow]] = []
+    matches: list[tuple[int, CallRow]] = []
     for batch in batches:
         calls = _decode_calls(batch.calls)
         for index in range(len(calls) - 1, -1, -1):
             cursor = batch.id * _MAX_BATCH + index
             if (query.before is None or cursor < query.before) and _matches(calls[index], query):
-                found.append((cursor, calls[index]))
-                if len(found) == limit:
-                    return found
-    return found
+                matches.append((cursor, calls[index]))
+                if len(matches) == limit:
+                    return matches
+    return matches
 
 
 def _matches(call: CallRow, query: Query) -> bool:

@@ -35,8 +35,8 @@ class Changes(Protocol):
 
 async def store_id(connection: AsyncConnection) -> str:
     """The id that the store got when it was created."""
-    found = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _ID))
-    return str(found.scalar_one())
+    result = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _ID))
+    return str(result.scalar_one())
 
 
 async def is_standby(connection: AsyncConnection) -> bool:
@@ -55,8 +55,8 @@ async def raise_term(connection: AsyncConnection, term: int, *, again: bool = Fa
 
     A Redis that lost writes may give two nodes the same term. Here only the first of them gets it.
     """
-    found = await connection.execute(sa.update(meta).where(meta.c.name == _TERM).values(value=meta.c.value))
-    if not found.rowcount:
+    result = await connection.execute(sa.update(meta).where(meta.c.name == _TERM).values(value=meta.c.value))
+    if not result.rowcount:
         await connection.execute(sa.insert(meta).values(name=_TERM, value=str(term)))
         return True
     # The update above has locked the row.
@@ -76,5 +76,5 @@ async def check_term(connection: AsyncConnection, term: int) -> None:
 async def _term(connection: AsyncConnection, *, lock: bool = False) -> int:
     query = sa.select(meta.c.value).where(meta.c.name == _TERM)
     # SQLite ignores the lock: it has one writer, and refuses to write after another one's commit.
-    found = await connection.execute(query.with_for_update(read=True) if lock else query)
-    return int(found.scalar_one_or_none() or 0)
+    result = await connection.execute(query.with_for_update(read=True) if lock else query)
+    return int(result.scalar_one_or_none() or 0)

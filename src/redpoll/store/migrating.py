@@ -60,10 +60,10 @@ def state_of(connection: sa.Connection | None, database: str) -> Schema:
 def migrate(connection: sa.Connection, database: str) -> None:
     """Runs the migrations that the store lacks. Raises StoreError if a newer redpoll has migrated it, and this one
     doesn't understand it."""
-    found = state_of(connection, database)
-    if not found.usable:
-        raise StoreError(unusable(found))
-    if not found.missing:
+    schema = state_of(connection, database)
+    if not schema.usable:
+        raise StoreError(unusable(schema))
+    if not schema.missing:
         return
     config = _config()
     config.attributes["connection"] = connection
@@ -74,11 +74,11 @@ def migrate(connection: sa.Connection, database: str) -> None:
     connection.execute(sa.insert(meta), [{"name": name, "value": value} for name, value in facts.items()])
 
 
-def unusable(found: Schema) -> str:
+def unusable(schema: Schema) -> str:
     """Why this redpoll can't use a store that isn't `usable`."""
     newest = ScriptDirectory.from_config(_config()).get_current_head()
     return (
-        f"the record store {found.database} was migrated by redpoll {found.migrated_by or '(unknown version)'} "
-        f"(revision {found.revision}), and this redpoll {__version__} (revision {newest}) doesn't understand it; "
+        f"the record store {schema.database} was migrated by redpoll {schema.migrated_by or '(unknown version)'} "
+        f"(revision {schema.revision}), and this redpoll {__version__} (revision {newest}) doesn't understand it; "
         "install the newer one"
     )

@@ -132,8 +132,8 @@ class Postgres:
         for _ in range(_LOOKS):
             # Within a transaction, each look would show the same.
             await connection.rollback()
-            found = set((await connection.execute(_STOPPED)).scalars())
-            stopped = found if stopped is None else stopped & found
+            pids = set((await connection.execute(_STOPPED)).scalars())
+            stopped = pids if stopped is None else stopped & pids
             if not stopped:
                 break
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -17,8 +17,8 @@ _NAME = "shard_key"
 
 async def shard_key(connection: AsyncConnection) -> str:
     """The store's key in hex, or ""."""
-    found = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _NAME))
-    return str(found.scalar_one())
+    result = await connection.execute(sa.select(meta.c.value).where(meta.c.name == _NAME))
+    return str(result.scalar_one())
 
 
 async def put_shard_key(connection: AsyncConnection, key: str) -> None:

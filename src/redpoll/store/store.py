@@ -187,14 +187,14 @@ async def versions(connection: AsyncConnection) -> Versions:
     """The present versions."""
     names = (_VERSION, _DIRECTORY_VERSION, _VERSION_ID, _DIRECTORY_ID)
     rows = await connection.execute(sa.select(meta).where(meta.c.name.in_(names)))
-    found = {row.name: row.value for row in rows}
-    return Versions(int(found[_VERSION]), int(found[_DIRECTORY_VERSION]), found[_VERSION_ID], found[_DIRECTORY_ID])
+    values = {row.name: row.value for row in rows}
+    return Versions(int(values[_VERSION]), int(values[_DIRECTORY_VERSION]), values[_VERSION_ID], values[_DIRECTORY_ID])
 
 
 async def has_version(connection: AsyncConnection, known: Versions) -> bool:
     """Whether the present state was made from this one, so that rows with a greater version are all that changed."""
-    found = await connection.execute(sa.select(changes.c.id).where(changes.c.version == known.records))
-    return bool(found.scalar_one_or_none() == known.id)
+    result = await connection.execute(sa.select(changes.c.id).where(changes.c.version == known.records))
+    return bool(result.scalar_one_or_none() == known.id)
 
 
 def all_follow_from(stored: Versions) -> int:

@@ -21,8 +21,8 @@ async def all_by_hash(connection: AsyncConnection, since: int | None = None) -> 
     that version."""
     query = sa.select(*_TOKEN).order_by(tokens.c.created_at, tokens.c.id)
     rows = await connection.execute(query if since is None else query.where(tokens.c.version > since))
-    found = [Token(**{**row._mapping, "scopes": tuple(msgspec.json.decode(row.scopes))}) for row in rows]
-    return {token.hash: token for token in found}
+    parsed = [Token(**{**row._mapping, "scopes": tuple(msgspec.json.decode(row.scopes))}) for row in rows]
+    return {token.hash: token for token in parsed}
 
 
 async def add(connection: AsyncConnection, *added: Token) -> None:

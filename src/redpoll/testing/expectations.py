@@ -76,13 +76,13 @@ class Expectations:
         self, name: str | None = None, channel: str | None = None, *, data: object = ANYTHING, times: int | None = None
     ) -> Published:
         """Raises AssertionError unless such an event was published; `times`: exactly so often. Returns the last one."""
-        found = self._recorder.matching(name, channel, data)
-        if (times is None and not found) or (times is not None and len(found) != times):
-            often = "" if times is None else f" {times} times, but {len(found)} times"
+        matching = self._recorder.matching(name, channel, data)
+        if (times is None and not matching) or (times is not None and len(matching) != times):
+            often = "" if times is None else f" {times} times, but {len(matching)} times"
             raise AssertionError(f"{_wanted(name, channel, data)} was not published{often}; {self._recorder.shown()}")
-        if not found:
+        if not matching:
             raise ValueError("times=0: use assert_not_published")
-        return found[-1]
+        return matching[-1]
 
     def assert_not_published(
         self, name: str | None = None, channel: str | None = None, *, data: object = ANYTHING

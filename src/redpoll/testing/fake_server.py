@@ -243,13 +243,13 @@ class FakeServer(Expectations):
         """Blocks until there is a delivery of this event, such as `channel.occupied`. Raises AssertionError at the
         deadline."""
 
-        def found() -> list[Webhook]:
+        def matching() -> list[Webhook]:
             return [one for one in self.webhooks if one.event == event and channel in (None, one.channel)]
 
-        if not self._recorder.wait(lambda: bool(found()), timeout_s):
+        if not self._recorder.wait(lambda: bool(matching()), timeout_s):
             came = ", ".join(f"{one.event} of {one.channel!r}" for one in self.webhooks) or "none"
             raise AssertionError(f"no webhook {event} within {timeout_s:g} s; deliveries: {came}")
-        return found()[0]
+        return matching()[0]
 
     @property
     def connections(self) -> list[str]:
@@ -264,8 +264,8 @@ class FakeServer(Expectations):
         """The ids of a presence channel's members, in the order in which they joined."""
 
         def ids() -> list[str]:
-            found = self._space.channels.get(channel)
-            return list(found.roster or ()) if found is not None else []
+            entry = self._space.channels.get(channel)
+            return list(entry.roster or ()) if entry is not None else []
 
         return self._run(ids)
 

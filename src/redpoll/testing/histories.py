@@ -80,13 +80,13 @@ class Histories:
         rule = app.history_rule(channel)
         if rule is None:
             return None
-        found = self.find(app, channel)
-        if found is None and (channel in self._channels or len(self._channels) < -(-app.max_history_channels // 2)):
+        history = self.find(app, channel)
+        if history is None and (channel in self._channels or len(self._channels) < -(-app.max_history_channels // 2)):
             before = self._channels.get(channel)
             # Two epochs of a channel have no offset in common.
             top = max(before.top + 1 if before is not None else 0, self._now_us())
-            found = self._channels[channel] = ChannelHistory(secrets.token_hex(8), rule.era, top)
-        return found
+            history = self._channels[channel] = ChannelHistory(secrets.token_hex(8), rule.era, top)
+        return history
 
     def store(
         self, app: App, channel: str, event: str, data: str, user_id: str | None, skip: str | None

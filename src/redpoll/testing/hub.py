@@ -370,8 +370,8 @@ class Hub:
 
     def cached(self, space: Space, channel: str) -> tuple[str, int] | None:
         """The data that new subscribers of a cache channel get, and for how many seconds more."""
-        found = self._cached(space, channel)
-        return None if found is None else (found.data, max(1, round(found.until - self._clock.now())))
+        entry = self._cached(space, channel)
+        return None if entry is None else (entry.data, max(1, round(entry.until - self._clock.now())))
 
     def clear_history(self, space: Space, name: str) -> str:
         """Deletes the channel's messages and tells those who recover. Returns the new epoch, "" without history."""

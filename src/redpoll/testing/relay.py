@@ -51,9 +51,9 @@ class Relay:
         except (ConnectionError, h11.RemoteProtocolError, asyncio.IncompleteReadError):
             pass
         finally:
-            for each in (writer, upstream):
-                if each is not None:
-                    each.close()
+            for side in (writer, upstream):
+                if side is not None:
+                    side.close()
 
     async def _requests(
         self,

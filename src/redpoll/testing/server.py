@@ -198,10 +198,10 @@ class Server(Expectations):
 
     def _disconnect(self, code: int | None, message: str, socket_id: str | None) -> int:
         text = message or f"the test closed the connection with {code}"
-        found = [one for one in self._relay.sockets if one.socket_id and socket_id in (None, one.socket_id)]
-        for socket in found:
+        sockets = [one for one in self._relay.sockets if one.socket_id and socket_id in (None, one.socket_id)]
+        for socket in sockets:
             socket.shut(code, text)
-        return len(found)
+        return len(sockets)
 
     def reset(self) -> None:
         """Forgets what was published and what `fail` asked for."""

@@ -29,8 +29,8 @@ _encode: Final = msgspec.json.Encoder().encode
 def suite_routes_of(recorder: Recorder, reset: Callable[[], None]) -> list[Route]:
     def published(request: Request) -> Response:
         wanted = dict(parse_query(request.query, plus_is_space=True))
-        found = recorder.matching(wanted.get("name"), wanted.get("channel"))
-        return request.plain(_encode({"published": [asdict(event) for event in found]}))
+        events = recorder.matching(wanted.get("name"), wanted.get("channel"))
+        return request.plain(_encode({"published": [asdict(event) for event in events]}))
 
     def forget(request: Request) -> Response:
         reset()

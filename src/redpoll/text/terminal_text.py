@@ -21,4 +21,4 @@ def escaped_json(document: bytes) -> bytes:
     """The same JSON, with the control characters that JSON allows in strings as `\\uXXXX`."""
     if document.isascii() and b"\x7f" not in document:
         return document
-    return _CONTROLS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), document)
+    return _CONTROLS.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), document)

@@ -142,14 +142,14 @@ class Sender:
         rows = (
             OutboxEvent.objects.using(self._alias).filter(failed_at=None, channel__in=channels).order_by("id")[:_ROWS]
         )
-        found = list(rows)
-        free = {row.id for row in found}
+        candidates = list(rows)
+        free = {row.id for row in candidates}
         if connections[self._alias].features.has_select_for_update_skip_locked:
             ids = OutboxEvent.objects.using(self._alias).filter(id__in=free).select_for_update(skip_locked=True)
             free = set(ids.values_list("id", flat=True))
         by_channel: defaultdict[str, list[OutboxEvent]] = defaultdict(list)
         held: set[str] = set()
-        for row in found:
+        for row in candidates:
             if row.id not in free:
                 held.add(row.channel)
             elif row.channel not in held:

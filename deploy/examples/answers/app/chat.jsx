@@ -23,7 +23,7 @@ export default function Chat({ id, source, silenceMs }) {
     transport
       .ready(id)
       .then(() => load(id))
-      .then((found) => isGone || setMessages(found), (reason) => isGone || setError(reason));
+      .then((saved) => isGone || setMessages(saved), (reason) => isGone || setError(reason));
     return () => {
       isGone = true;
     };
@@ -49,8 +49,8 @@ function Conversation({ id, stored, transport }) {
   useEffect(
     () =>
       transport.watch(id, async () => {
-        const found = await load(id).catch(() => null);
-        if (found) setMessages(found);
+        const saved = await load(id).catch(() => null);
+        if (saved) setMessages(saved);
         await resumeStream();
       }),
     [transport, id, setMessages, resumeStream],

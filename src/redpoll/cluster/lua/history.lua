@@ -26,7 +26,7 @@ local high = upto
 if upto ~= '+' then high = upto .. '-0' end
 
 local forward = ARGV[5] == 'first'
-local found, bytes, more = {}, 0, 0
+local messages, bytes, more = {}, 0, 0
 -- A few at a time, so that large messages cost no more than what is returned.
 while more == 0 and after < tonumber(top) do
   local share
@@ -37,19 +37,19 @@ while more == 0 and after < tonumber(top) do
   end
   for _, row in ipairs(share) do
     bytes = bytes + #row[2][4]
-    if #found == count or (#found > 0 and bytes > max_bytes) then
+    if #messages == count or (#messages > 0 and bytes > max_bytes) then
       more = 1
       break
     end
-    found[#found + 1] = row
+    messages[#messages + 1] = row
   end
   if #share < 16 then break end
   if forward then low = '(' .. share[16][1] else high = '(' .. share[16][1] end
 end
 
 local rows = {}
-for i = 1, #found do
-  local row = forward and found[i] or found[#found + 1 - i]
+for i = 1, #messages do
+  local row = forward and messages[i] or messages[#messages + 1 - i]
   rows[#rows + 1] = string.sub(row[1], 1, -3)
   rows[#rows + 1] = row[2][2]
   rows[#rows + 1] = row[2][4]

@@ -1,5 +1,5 @@
-"""What Sync has to do, and in which order: for which channels something is due, what can wait, and what Redis has to be
-told again."""
+"""What Sync has to do, and in which order: for which channels something is due, what can wait, and what Redis has to
+get again."""
 
 import asyncio
 from collections import deque
@@ -130,22 +130,22 @@ class Agenda:
 
 class CountDelay:
     """Keeps clients that come and go from costing Redis a call each: for plain channels it gets their number at once,
-    and then once in each `interval_s`. Calls `mark_dirty(local_channel)` when it may be told."""
+    and then once in each `interval_s`. Calls `mark_dirty(local_channel)` when the number may be sent."""
 
     def __init__(self, mark_dirty: Callable[[LocalChannel], None], interval_s: float = 0.05) -> None:
         self._mark_dirty = mark_dirty
         self._interval_s = interval_s
         # Channels of which Redis got the number in this interval, and those that changed since.
-        self._told: set[LocalChannel] = set()
+        self._sent: set[LocalChannel] = set()
         self._changed: set[LocalChannel] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def changed(self, local_channel: LocalChannel) -> None:
         """Only the number of its sockets changed, and nobody waits for Redis."""
-        if local_channel in self._told:
+        if local_channel in self._sent:
             self._changed.add(local_channel)
             return
-        self._told.add(local_channel)
+        self._sent.add(local_channel)
         self._mark_dirty(local_channel)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
@@ -153,18 +153,18 @@ class CountDelay:
     def holds_back(self, local_channel: LocalChannel) -> bool:
         """Whether the next call can wait until this interval is over. While clients keep coming, each reply would
         otherwise be followed by another call."""
-        if local_channel in self._told and local_channel.lacks_at_most_count():
+        if local_channel in self._sent and local_channel.lacks_at_most_count():
             self._changed.add(local_channel)
             return True
         return False
 
     def interval_over(self) -> None:
-        """The numbers that changed in this interval may be told, and the next one begins."""
+        """The numbers that changed in this interval may be sent, and the next one begins."""
         self._timer = None
-        self._told, self._changed = self._changed, set()
-        for local_channel in self._told:
+        self._sent, self._changed = self._changed, set()
+        for local_channel in self._sent:
             self._mark_dirty(local_channel)
-        if self._told:
+        if self._sent:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.interval_over)
 
 

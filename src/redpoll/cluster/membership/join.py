@@ -29,7 +29,7 @@ class Stage(IntEnum):
     DIRTY = 6
     """Something changed that no client waits for."""
     ASSERTING = 7
-    """After a break: Redis is to be told again what is held."""
+    """After a break: Redis has to get again what is held."""
     ROSTER = 8
     """As ROSTER_FOR_JOINS, while no join waits."""
 

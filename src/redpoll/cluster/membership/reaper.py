@@ -430,9 +430,9 @@ async def orphans(link: Link, keys: Keys) -> set[bytes]:
     a shard before the beat table was read, and isn't in that table, is left over.
     """
     heads = set(keys.heads)
-    found: set[bytes] = set()
+    processes: set[bytes] = set()
     for name in await link.scan(b"%b:{*}:w:*" % keys.prefix.encode()):
         match = _WORKER_KEY.search(name)
         if match is not None and name[: match.start() + 1] in heads:
-            found.add(match[1])
-    return found.difference(await link.ask(b"HKEYS", keys.beat)) if found else found
+            processes.add(match[1])
+    return processes.difference(await link.ask(b"HKEYS", keys.beat)) if processes else processes

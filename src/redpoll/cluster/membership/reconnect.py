@@ -102,9 +102,9 @@ class Reconnect:
 
     def down(self, reason: str) -> None:
         """The connection is lost, or that to some masters of a Cluster."""
-        kept = self._link.kept_shards
-        if kept and self._connection.sending:
-            self._lose(ALL_SHARDS - kept - self._connection.lost)
+        kept_shards = self._link.kept_shards
+        if kept_shards and self._connection.sending:
+            self._lose(ALL_SHARDS - kept_shards - self._connection.lost)
         else:
             self._lose_all()
 

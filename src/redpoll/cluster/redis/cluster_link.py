@@ -88,7 +88,7 @@ class ClusterLink(Link):
         # The shards for which calls are made: all while the link is up, and while it is down those that are kept.
         self._up = False
         self._usable: frozenset[int] = frozenset()
-        self._kept: frozenset[int] = frozenset()
+        self._kept_shards: frozenset[int] = frozenset()
         # How often shards were lost, so that what was begun before can tell.
         self._losses = 0
         # By shard: calls that wait until its slot has moved, in order, with the time at which each was made.
@@ -100,7 +100,7 @@ class ClusterLink(Link):
 
     @property
     def kept_shards(self) -> frozenset[int]:
-        return self._kept
+        return self._kept_shards
 
     @property
     def unanswered(self) -> int:
@@ -210,7 +210,7 @@ class ClusterLink(Link):
             link.call(*command, done=ShardCall(at, answered))
 
     def _park(self, at: int, since: float, command: tuple[Any, ...], done: Done) -> None:
-        # Calls that were sent before the first refusal come here in order, and those that are made later wait behind.
+        # Calls that were sent before the first refusal come here in order, and later ones wait after them.
         if at not in self._parked:
             self._parked[at] = deque()
             asyncio.get_running_loop().call_later(_REPEAT_AFTER_S, self._repeat, at, self._parked[at])
@@ -258,8 +258,8 @@ class ClusterLink(Link):
         return [counts[topic] for topic in topics]
 
     async def scan(self, pattern: bytes) -> list[bytes]:
-        found = await self._of_all_masters(link.scan(pattern) for link in self._links.values())
-        return [name for names in found for name in names]
+        by_master = await self._of_all_masters(link.scan(pattern) for link in self._links.values())
+        return [name for names in by_master for name in names]
 
     async def _of_all_masters(self, answers: Iterable[Awaitable[list[T]]]) -> list[list[T]]:
         """What each master answers. Raises LinkDown if a shard was lost meanwhile: the answers may be of two maps."""
@@ -308,7 +308,9 @@ class ClusterLink(Link):
         self._up, self._usable = True, _ALL
         self._is_down.clear()
         self._is_up.set()
-        log.info("redis connected", connects=self.connects, masters=len(self._links), kept_shards=len(self._kept))
+        log.info(
+            "redis connected", connects=self.connects, masters=len(self._links), kept_shards=len(self._kept_shards)
+        )
         try:
             self.on_up()
         except Exception as error:
@@ -372,9 +374,9 @@ class ClusterLink(Link):
         if not lost:
             return
         self._up = False
-        self._kept = self._usable = self._usable - lost
+        self._kept_shards = self._usable = self._usable - lost
         self._losses += 1
-        log.warning("redis cluster left", reason=reason, shards=len(lost), kept_shards=len(self._kept))
+        log.warning("redis cluster left", reason=reason, shards=len(lost), kept_shards=len(self._kept_shards))
         self._is_up.clear()
         self._is_down.set()
         parked = [self._parked.pop(at) for at in lost if at in self._parked]

@@ -294,13 +294,13 @@ class Link:
 
     async def scan(self, pattern: bytes) -> list[bytes]:
         """The names of all keys that match. Raises hiredis.ReplyError or LinkDown."""
-        found: list[bytes] = []
+        matching: list[bytes] = []
         cursor: bytes | int = 0
         while True:
             cursor, names = await self.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_COUNT)
-            found += names
+            matching += names
             if int(cursor) == 0:
-                return found
+                return matching
 
     async def ask(self, *command: Any) -> Any:
         """The reply to a command. Raises hiredis.ReplyError or LinkDown."""

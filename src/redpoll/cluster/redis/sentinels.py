@@ -2,9 +2,9 @@
 
 All Sentinels of the URL are asked at the same time, and the answer with the highest configuration epoch counts. Each
 fail-over raises the epoch, so a Sentinel that hasn't heard of the last one can't lead us to the old master. Sentinels
-that were set up anew begin at epoch 0: a lower epoch counts when a majority of the URL's Sentinels has agreed on it for
-longer than news of a fail-over takes among them. redis-py talks to the Sentinels; it is imported only where a URL names
-some, because it takes 7 MB.
+that were set up again begin at epoch 0: a lower epoch counts when a majority of the URL's Sentinels has agreed on it
+for longer than news of a fail-over takes among them. redis-py talks to the Sentinels; it is imported only where a URL
+names some, because it takes 7 MB.
 
 During a fail-over, the Sentinel that carries it out marks the replica that it promotes. It names that replica as the
 master only when it has seen its INFO, which it reads once a second. So the marked replica is taken for the master

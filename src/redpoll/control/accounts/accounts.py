@@ -89,13 +89,13 @@ class Accounts:
         """
         if await self.users():
             return None
-        given = password or one_time_password()
+        first_password = password or one_time_password()
         try:
-            await self._add(FIRST_USER, "admin", given, must_change=not password)
+            await self._add(FIRST_USER, "admin", first_password, must_change=not password)
         except AccountError:
             # Another server with the same store has started at the same time.
             return None
-        return None if password else given
+        return None if password else first_password
 
     async def users(self) -> list[User]:
         """All users, sorted by name."""

@@ -142,19 +142,19 @@ class SignOn:
         """Who came back, and the page that the login was for. `query` is that of the callback. Raises SignOnError."""
         state = self._opened(cookie)
         try:
-            given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
+            answer = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
         except ValueError:
             raise SignOnError("the provider's answer has more than 20 fields", _CHECK_STATE) from None
-        if not hmac.compare_digest(given.get("state", "").encode(), state.state.encode()):
+        if not hmac.compare_digest(answer.get("state", "").encode(), state.state.encode()):
             raise SignOnError("wrong state: the answer belongs to another login", _CHECK_STATE)
         document = await self._provider()
-        if given.get("iss", document["issuer"]) != document["issuer"]:
+        if answer.get("iss", document["issuer"]) != document["issuer"]:
             raise SignOnError("wrong issuer in the provider's answer", _CHECK_ISSUER)
-        if "code" not in given:
-            error = given.get("error", "")
+        if "code" not in answer:
+            error = answer.get("error", "")
             shown = error if _ERROR(error) else "no code and no error"
             raise SignOnError(f"the provider refused the login: {shown}", _CHECK_REFUSED.format(shown))
-        token = await self._token(document, given["code"], state.verifier, redirect_uri)
+        token = await self._token(document, answer["code"], state.verifier, redirect_uri)
         claims = await self._claims(document, token)
         self._check(claims, state.nonce)
         return self._identity(claims, token), state.following
@@ -209,8 +209,8 @@ class SignOn:
         known = key_id is not None and any(key.kid == key_id for key in keys)
         lasts_s = _KEYS_FOR_S if known else _KEYS_AGAIN_AFTER_S
         if self._keys is None or now - self._keys_at > lasts_s:
-            status, found = await _fetch(document["jwks_uri"])
-            published = found.get("keys") if isinstance(found, dict) else None
+            status, key_set = await _fetch(document["jwks_uri"])
+            published = key_set.get("keys") if isinstance(key_set, dict) else None
             if status != 200 or not isinstance(published, list):
                 raise SignOnError(f"the provider's keys can't be read: {status}", _CHECK_SIGNATURE)
             self._keys, self._keys_at = _key_set(published), now
@@ -234,8 +234,8 @@ class SignOn:
             ahead = "ahead of" if off > 0 else "behind"
             reason = f"a clock is wrong: this machine's is {abs(off):.0f} s {ahead} the provider's"
             raise SignOnError(reason, _CHECK_CLOCK)
-        given = claims.get("nonce")
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), nonce.encode()):
+        claimed = claims.get("nonce")
+        if not isinstance(claimed, str) or not hmac.compare_digest(claimed.encode(), nonce.encode()):
             raise SignOnError("wrong nonce of the ID token", _CHECK_STATE)
         if not isinstance(claims.get("sub"), str) or not 0 < len(claims["sub"]) <= 255:
             raise SignOnError("the ID token has no sub", _CHECK_TOKEN.format("no sub"))
@@ -369,8 +369,8 @@ def _head_of(token: str) -> tuple[object, str | None]:
 def _claim(claims: Mapping[str, Any], path: str) -> object:
     """A claim by its name, or by a path with dots. None if there is none."""
     if path in claims:
-        found: object = claims[path]
-        return found
+        claim: object = claims[path]
+        return claim
     value: object = claims
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None

@@ -80,13 +80,13 @@ def idempotency_conflict() -> ApiError:
     )
 
 
-def page_limit(given: str | None) -> int:
+def page_limit(text: str | None) -> int:
     """The query parameter `limit`. Raises ApiError."""
-    if given is None:
+    if text is None:
         return DEFAULT_PAGE
-    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= 9 else 0
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
     if not 1 <= limit <= MAX_PAGE:
-        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_PAGE}, not {given[:40]!r}")
+        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_PAGE}, not {text[:40]!r}")
     return limit
 
 
@@ -95,12 +95,12 @@ def cursor_of(shard: int, name: str) -> str:
     return base64.urlsafe_b64encode(f"{shard}:{name}".encode()).decode().rstrip("=")
 
 
-def parse_cursor(given: str | None, shards: int) -> tuple[int, str] | None:
+def parse_cursor(cursor: str | None, shards: int) -> tuple[int, str] | None:
     """What `cursor_of` made; None without a cursor. Raises ApiError."""
-    if given is None:
+    if cursor is None:
         return None
     try:
-        text = base64.b64decode(given + "=" * (-len(given) % 4), altchars=b"-_", validate=True).decode()
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except ValueError:
         text = ""
     shard, colon, name = text.partition(":")

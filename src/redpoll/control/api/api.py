@@ -244,9 +244,9 @@ class Api:
         limit, cursor = request.param("limit"), request.param("cursor")
         app_id, parts, end = request.app.id, [], b"}}"
         if limit is None and cursor is None:
-            found = self._occupancy.channels(app_id, prefix, max_count=MAX_UNPAGED, max_bytes=_MAX_UNPAGED_BYTES)
+            batches = self._occupancy.channels(app_id, prefix, max_count=MAX_UNPAGED, max_bytes=_MAX_UNPAGED_BYTES)
             try:
-                async for names in found:
+                async for names in batches:
                     parts.append(await self._channel_items(app_id, names, info))
             except TooManyChannels:
                 raise ApiError(
@@ -340,8 +340,8 @@ class Api:
         subscriptions: Mapping[str, int] = {}
         users: Mapping[str, int] = {}
         if counted:
-            found = await self._occupancy.subscription_counts(app_id, counted)
-            subscriptions = dict(zip(counted, found, strict=True))
+            counts = await self._occupancy.subscription_counts(app_id, counted)
+            subscriptions = dict(zip(counted, counts, strict=True))
         if presence:
             users = dict(zip(presence, await self._occupancy.user_counts(app_id, presence), strict=True))
         return [

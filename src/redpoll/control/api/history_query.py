@@ -69,29 +69,29 @@ def parse_query(query: Mapping[str, str]) -> PageQuery:
     return PageQuery(limit, reverse, newest, since, until, before, tuple(positions))
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
+def _limit(text: str | None) -> int:
+    if text is None:
         return DEFAULT_LIMIT
-    limit = int(given) if given.isascii() and given.isdecimal() and len(given) <= 9 else 0
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
     if not 1 <= limit <= MAX_LIMIT:
-        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_LIMIT}, not {given[:40]!r}")
+        raise ApiError("bad_request", f"limit must be a number from 1 to {MAX_LIMIT}, not {text[:40]!r}")
     return limit
 
 
 def _bound(query: Mapping[str, str], name: str, positions: list[Position]) -> int | None:
     """The offset for `since` (exclusive) or `until` (inclusive). If it was given as a position, adds it to
     `positions`."""
-    given = query.get(name)
-    if given is None:
+    text = query.get(name)
+    if text is None:
         return None
-    if ":" in given:
-        fault = f"{name} must be EPOCH:OFFSET or a time in ms, not {given[:140]!r}"
-        position = _parse_position(given, "invalid_offset", fault)
+    if ":" in text:
+        fault = f"{name} must be EPOCH:OFFSET or a time in ms, not {text[:140]!r}"
+        position = _parse_position(text, "invalid_offset", fault)
         positions.append(position)
         return position.offset
-    time_ms = int(given) if given.isascii() and given.isdecimal() and len(given) <= 16 else MAX_OFFSET
+    time_ms = int(text) if text.isascii() and text.isdecimal() and len(text) <= 16 else MAX_OFFSET
     if time_ms > MAX_OFFSET // 1000:
-        raise ApiError("bad_request", f"{name} must be EPOCH:OFFSET or a time in ms, not {given[:40]!r}")
+        raise ApiError("bad_request", f"{name} must be EPOCH:OFFSET or a time in ms, not {text[:40]!r}")
     # Offsets are in microseconds. Messages of the given millisecond are included by both bounds.
     return max(0, time_ms * 1000 - 1) if name == "since" else time_ms * 1000 + 999
 

@@ -84,15 +84,15 @@ class Occupancy:
 
     async def members(self, app_id: str, channel: str, limit: int = 500) -> list[tuple[str, bytes]]:
         """At most `limit` users of a presence channel with their user_info (JSON, or b""), sorted by id."""
-        found: dict[bytes, bytes] = {}
+        entries: dict[bytes, bytes] = {}
         cursor: Any = b"0"
-        while len(found) < limit:
+        while len(entries) < limit:
             command = (b"HSCAN", self._keys.members(app_id, channel), cursor, b"COUNT", _SCAN_COUNT)
             ((cursor, flat),) = await self._ask_all([command])
-            found.update(zip(flat[::2], flat[1::2], strict=True))
+            entries.update(zip(flat[::2], flat[1::2], strict=True))
             if not int(cursor):
                 break
-        return [(user.decode(), MemberEntry.parse(entry).info) for user, entry in sorted(found.items())[:limit]]
+        return [(user.decode(), MemberEntry.parse(entry).info) for user, entry in sorted(entries.items())[:limit]]
 
     async def with_history(self, app_id: str, limit: int = 500) -> list[str]:
         """At most `limit` channels with stored messages, sorted by name."""
@@ -119,8 +119,8 @@ class Occupancy:
         count = size = 0
         for start in range(0, SHARDS, _SHARDS_AT_ONCE):
             shards = range(start, start + _SHARDS_AT_ONCE)
-            async for found in self._scan(app_id, shards, prefix.encode()):
-                for _, _, names in found:
+            async for batch in self._scan(app_id, shards, prefix.encode()):
+                for _, _, names in batch:
                     runs.append(names)
                     count += len(names)
                     size += sum(map(len, names))
@@ -142,8 +142,8 @@ class Occupancy:
         while start < SHARDS:
             shards = range(start, min(SHARDS, start + at_once))
             runs: dict[int, list[list[bytes]]] = {shard: [] for shard in shards}
-            async for found in self._scan(app_id, shards, prefix.encode()):
-                for shard, read, matching in found:
+            async for batch in self._scan(app_id, shards, prefix.encode()):
+                for shard, read, matching in batch:
                     runs[shard].append([name for name in matching if name > last] if shard == start else matching)
                     names_read += read
             for shard in shards:
@@ -170,14 +170,14 @@ class Occupancy:
                     for shard, cursor in cursors.items()
                 ]
             )
-            found = []
+            batch = []
             for shard, (cursor, names) in zip(list(cursors), replies, strict=True):
-                found.append((shard, len(names), sorted(name for name in names if name.startswith(wanted))))
+                batch.append((shard, len(names), sorted(name for name in names if name.startswith(wanted))))
                 if int(cursor):
                     cursors[shard] = cursor
                 else:
                     del cursors[shard]
-            yield found
+            yield batch
 
     async def _ask_all(self, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         commands = list(commands)

@@ -273,9 +273,9 @@ class _Schemas:
             assert route.about is not None
             both = (route.about.body, route.about.answer)
             types += [type_ for type_ in both if type_ is not None and type_ not in types]
-        shapes, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        shapes, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._of: dict[type, dict[str, Any]] = dict(zip(types, shapes, strict=True))
-        self.components: dict[str, Any] = found
+        self.components: dict[str, Any] = components
         for name, schema in self.components.items():
             _explain(name, schema)
         self.components["Error"] = _ERROR

@@ -333,15 +333,15 @@ def _matched(wanted: Sequence[WantedWebhook], before: Sequence[Endpoint]) -> dic
     left: dict[str, list[Endpoint]] = {}
     for endpoint in before:
         left.setdefault(endpoint.url, []).append(endpoint)
-    found: dict[int, Endpoint] = {}
+    matches: dict[int, Endpoint] = {}
     for is_it in (_has_secret, _gets_the_same, _is_any):
         for number, one in enumerate(wanted):
             same = left.get(one.url or "", [])
-            match = None if number in found else next((own for own in same if is_it(one, own)), None)
+            match = None if number in matches else next((own for own in same if is_it(one, own)), None)
             if match is not None:
-                found[number] = match
+                matches[number] = match
                 same.remove(match)
-    return found
+    return matches
 
 
 def _has_secret(wanted: WantedWebhook, own: Endpoint) -> bool:

@@ -219,10 +219,10 @@ async def _history_clear(context: Context, args: dict[str, Any]) -> Any:
 async def _connections_list(context: Context, args: dict[str, Any]) -> Any:
     app = _app(context, args["app"])
     question = ListConnections(app.id, args["find"], args["channel"], args["limit"])
-    found = await _survey(context).ask(question)
-    rows = [connection for page in found.values() for connection in page["connections"]]
+    pages = await _survey(context).ask(question)
+    rows = [connection for page in pages.values() for connection in page["connections"]]
     rows.sort(key=lambda row: row["since"], reverse=True)
-    return {"total": sum(page["total"] for page in found.values()), "connections": rows[: args["limit"]]}
+    return {"total": sum(page["total"] for page in pages.values()), "connections": rows[: args["limit"]]}
 
 
 async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
@@ -235,16 +235,16 @@ async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
 
 async def _usage(context: Context, args: dict[str, Any]) -> Any:
     apps = [_app(context, args["app"])] if args["app"] else list(context.records.apps.values())
-    found: Iterable[Day]
+    days: Iterable[Day]
     if context.usage is not None:
-        found = [day for app in apps for day in await context.usage.days(app.id, args["days"])]
+        days = [day for app in apps for day in await context.usage.days(app.id, args["days"])]
     else:
         charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
         try:
-            found = await charts.days(first_day(time.time(), args["days"]), args["app"] or None)
+            days = await charts.days(first_day(time.time(), args["days"]), args["app"] or None)
         finally:
             await charts.close()
-    return [day._asdict() for day in found if day.app_id in context.records.apps]
+    return [day._asdict() for day in days if day.app_id in context.records.apps]
 
 
 async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:

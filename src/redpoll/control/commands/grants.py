@@ -69,12 +69,12 @@ async def _check(context: Context, args: dict[str, Any]) -> Any:
 async def _revoked(context: Context, app: App) -> AppGrants:
     if context.cluster is not None:
         return context.cluster.grants.table.of(app.id)
-    found = AppGrants(time.time)
+    grants = AppGrants(time.time)
     async with context.store.reading() as connection:
         for app_id, subject, at_s in await revoked_grants.everything(connection):
             if app_id == app.id:
-                found.revoke(subject, at_s)
-    return found
+                grants.revoke(subject, at_s)
+    return grants
 
 
 def _shape(grant: Grant) -> dict[str, Any]:

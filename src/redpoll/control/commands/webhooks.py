@@ -119,7 +119,7 @@ async def _test(context: Context, args: dict[str, Any]) -> Any:
 
 async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
     webhooks = _webhooks(context)
-    found = await webhooks.deliveries(args["app"], states=("failed",), limit=_MAX_LISTED)
+    failed = await webhooks.deliveries(args["app"], states=("failed",), limit=_MAX_LISTED)
     depths = await webhooks.depths(args["app"])
     letters = [
         {
@@ -130,7 +130,7 @@ async def _dead_letters(context: Context, args: dict[str, Any]) -> Any:
             "attempts": delivery.attempts,
             "channel": delivery.channel,
         }
-        for delivery in found
+        for delivery in failed
     ]
     return {
         "letters": letters,

@@ -301,10 +301,10 @@ def _typed(request: Request) -> Form:
 
 
 def _has_csrf(request: Request, session: Session) -> bool:
-    given = request.headers.get("X-CSRF-Token")
-    if given is None:
-        given = next((value for name, value in reversed(_pairs(request)) if name == CSRF_FIELD), "")
-    return hmac.compare_digest(given.encode(), session.csrf.encode())
+    token = request.headers.get("X-CSRF-Token")
+    if token is None:
+        token = next((value for name, value in reversed(_pairs(request)) if name == CSRF_FIELD), "")
+    return hmac.compare_digest(token.encode(), session.csrf.encode())
 
 
 def _pairs(request: Request) -> list[tuple[str, str]]:

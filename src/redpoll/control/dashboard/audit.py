@@ -38,8 +38,8 @@ class AuditPages:
     async def show(self, visit: Visit) -> Response:
         """GET /dashboard/audit; `find`, `who`, `app`, `before`."""
         wanted = {name: visit.query.get(name, "").strip()[:100] for name in ("find", "who", "app")}
-        given = visit.query.get("before", "")
-        before = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else None
+        text = visit.query.get("before", "")
+        before = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
         entries = await self._find(wanted, before, _PAGE + 1)
         older = ""
         if len(entries) > _PAGE:
@@ -65,13 +65,13 @@ class AuditPages:
         wanted = {name: form.text(name) for name in ("find", "who", "app")}
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            found: list[audit.Entry] = []
-            while len(found) < MAX_ROWS:
-                chunk = await self._find(wanted, found[-1].number if found else None, _CHUNK)
-                found += chunk
-                progress.done = len(found)
+            entries: list[audit.Entry] = []
+            while len(entries) < MAX_ROWS:
+                chunk = await self._find(wanted, entries[-1].number if entries else None, _CHUNK)
+                entries += chunk
+                progress.done = len(entries)
                 if len(chunk) < _CHUNK:
                     break
-            return [{**msgspec.structs.asdict(entry), "at": iso(entry.at)} for entry in found]
+            return [{**msgspec.structs.asdict(entry), "at": iso(entry.at)} for entry in entries]
 
         return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows)

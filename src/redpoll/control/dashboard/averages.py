@@ -99,21 +99,21 @@ class Averages:
         """
         step_s, covers_s = SPANS[span]
         since_s = now_s - covers_s
-        found: dict[float, Row] = {
+        by_time: dict[float, Row] = {
             point.time_s: tuple(point.row) for point in await self._charts.points(step_s, app_id, since_s)
         }
         if app_id:
             # The server ran, so the app had no traffic.
             for point in await self._charts.points(step_s, "", since_s):
-                found.setdefault(point.time_s, self._idle)
+                by_time.setdefault(point.time_s, self._idle)
         step = next(step for step in self._steps if step.step_s == step_s)
         if app_id in step.values:
-            found[step.began_s] = self._row(step, app_id)
+            by_time[step.began_s] = self._row(step, app_id)
         rows: list[tuple[float | None, ...]] = []
         before_s: float | None = None
-        for time_s in sorted(found):
+        for time_s in sorted(by_time):
             if before_s is not None and time_s - before_s > 2 * step_s:
                 rows.append((before_s + step_s, *[None] * len(self._names)))
-            rows.append((time_s, *found[time_s]))
+            rows.append((time_s, *by_time[time_s]))
             before_s = time_s
         return rows

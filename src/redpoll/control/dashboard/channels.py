@@ -94,7 +94,7 @@ class ChannelPages:
                 context["cached"] = await self._occupancy.cached(app.id, channel)
         except Unavailable as error:
             context["fault"] = str(error)
-        found = await self._connections.find(app.id, channel=channel)
+        listing = await self._connections.find(app.id, channel=channel)
         return visit.page(
             "channel.html",
             app=app,
@@ -102,7 +102,7 @@ class ChannelPages:
             kinds=words_of(channel),
             caches=is_cache(channel),
             rule=app.history_rule(channel),
-            found=found,
+            listing=listing,
             **context,
         )
 
@@ -114,12 +114,12 @@ class ChannelPages:
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             names = await self._names(app, prefix)
             progress.total = len(names)
-            found: list[dict[str, Any]] = []
+            exported: list[dict[str, Any]] = []
             for at in range(0, len(names), _PAGE):
                 for row in await self._rows(app, names[at : at + _PAGE]):
-                    found.append({**row, "kinds": " ".join(row["kinds"])})
-                progress.done = len(found)
-            return found
+                    exported.append({**row, "kinds": " ".join(row["kinds"])})
+                progress.done = len(exported)
+            return exported
 
         return self._exports.begin(visit, f"Channels of {app.name}", "channels", form.text("format"), rows, app)
 

@@ -64,9 +64,9 @@ class ConnectionPages:
         """GET …/connections; `find`, `channel`."""
         app = visit.app
         find, channel = visit.query.get("find", "").strip()[:100], visit.query.get("channel", "").strip()[:200]
-        found = await self.find(app.id, find=find, channel=channel)
+        listing = await self.find(app.id, find=find, channel=channel)
         here = f"{HOME}/apps/{app.id}/connections?{urlencode({'find': find, 'channel': channel})}"
-        return visit.page("connections.html", app=app, found=found, find=find, channel=channel, here=here)
+        return visit.page("connections.html", app=app, listing=listing, find=find, channel=channel, here=here)
 
     async def close(self, visit: Visit) -> Response:
         """POST …/connections/close: socket."""
@@ -85,8 +85,8 @@ class ConnectionPages:
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
             pages = await self._survey.ask(ListConnections(app.id, find, channel, _EXPORTED))
-            found = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
-            progress.total = progress.done = len(found)
-            return [{**row, "named": " ".join(row["named"])} for row in found]
+            exported = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
+            progress.total = progress.done = len(exported)
+            return [{**row, "named": " ".join(row["named"])} for row in exported]
 
         return self._exports.begin(visit, f"Connections of {app.name}", "connections", form.text("format"), rows, app)

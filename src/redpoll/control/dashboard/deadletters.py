@@ -50,11 +50,11 @@ class DeadLetterPages:
         chosen = visit.query.get("endpoint", "")
         endpoint_id = chosen if chosen in endpoints else None
         before = before_of(visit)
-        found = await self._webhooks.deliveries(
+        deliveries = await self._webhooks.deliveries(
             app.id, endpoint_id=endpoint_id, states=("failed",), limit=_PAGE + 1, before=before
         )
         path = f"{HOME}/apps/{app.id}/dead-letters"
-        older = older_than(found, _PAGE, path, {"endpoint": endpoint_id or ""})
+        older = older_than(deliveries, _PAGE, path, {"endpoint": endpoint_id or ""})
         depths = await self._webhooks.depths(app.id)
         counted = [depth for counted_id, depth in depths.items() if endpoint_id in (None, counted_id)]
         return visit.page(
@@ -62,7 +62,7 @@ class DeadLetterPages:
             status=status,
             app=app,
             form=form,
-            deliveries=found,
+            deliveries=deliveries,
             endpoints=endpoints,
             chosen=endpoint_id or "",
             total=sum(depth.failed for depth in counted),
@@ -136,15 +136,15 @@ class DeadLetterPages:
         app = visit.app
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            found: list[Delivery] = []
-            while len(found) < MAX_ROWS:
-                before = (found[-1].at, found[-1].number) if found else None
+            deliveries: list[Delivery] = []
+            while len(deliveries) < MAX_ROWS:
+                before = (deliveries[-1].at, deliveries[-1].number) if deliveries else None
                 chunk = await self._webhooks.deliveries(app.id, states=("failed",), limit=_CHUNK, before=before)
-                found += chunk
-                progress.done = len(found)
+                deliveries += chunk
+                progress.done = len(deliveries)
                 if len(chunk) < _CHUNK:
                     break
-            return [delivery_row(delivery) for delivery in found]
+            return [delivery_row(delivery) for delivery in deliveries]
 
         title = f"Dead letters of {app.name}"
         return self._exports.begin(visit, title, "dead-letters", visit.form.text("format"), rows, app)

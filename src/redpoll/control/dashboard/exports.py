@@ -40,10 +40,10 @@ class Exports:
         back = back or (f"{HOME}/apps/{app.id}/{name}" if app is not None else f"{HOME}/{name}")
 
         async def work(progress: Progress) -> File:
-            found = list(await rows(progress))[:MAX_ROWS]
+            exported = list(await rows(progress))[:MAX_ROWS]
             if format == "json":
-                return File(file_name, "application/json", msgspec.json.format(msgspec.json.encode(found), indent=1))
-            return File(file_name, "text/csv; charset=utf-8", as_csv(found))
+                return File(file_name, "application/json", msgspec.json.format(msgspec.json.encode(exported), indent=1))
+            return File(file_name, "text/csv; charset=utf-8", as_csv(exported))
 
         return self._jobs.begin(visit, title, back, work)
 

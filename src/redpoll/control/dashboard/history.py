@@ -164,12 +164,12 @@ class HistoryPages:
         app, channel = visit.app, visit.request.parameters[1]
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+            messages: list[dict[str, Any]] = []
             cursor: str | None = None
-            while len(found) < MAX_ROWS:
+            while len(messages) < MAX_ROWS:
                 query = {"limit": "1000", "direction": "backwards", **({"cursor": cursor} if cursor else {})}
                 page = await self._history.page(app.id, channel, query)
-                found += [
+                messages += [
                     {
                         "offset": message.offset,
                         "time": iso(message.time_ms / 1000),
@@ -178,11 +178,11 @@ class HistoryPages:
                     }
                     for message in page.messages
                 ]
-                progress.done = len(found)
+                progress.done = len(messages)
                 cursor = page.next
                 if cursor is None:
                     break
-            return found[::-1]
+            return messages[::-1]
 
         back = path_to(f"{HOME}/apps/{app.id}/history", channel)
         return self._exports.begin(

@@ -82,5 +82,5 @@ class Overview:
 
 
 def _span(visit: Visit) -> str:
-    given: str = visit.query.get("span", "")
-    return given if given in SPANS else "hour"
+    span: str = visit.query.get("span", "")
+    return span if span in SPANS else "hour"

@@ -123,11 +123,11 @@ class StaticFiles:
     async def show(self, request: Request) -> Response:
         """GET /dashboard/static/{edition}/{name}. With the digest of another version it returns the current file."""
         edition, name = request.parameters
-        found = self._answers.get(name)
-        if found is None:
+        answer = self._answers.get(name)
+        if answer is None:
             raise ApiError("not_found", "this file doesn't exist")
         caching = "public, max-age=31536000, immutable" if edition == self.edition else "no-cache"
-        return Response(200, found[0], found[1] + header_line("Cache-Control", caching) + SECURITY)
+        return Response(200, answer[0], answer[1] + header_line("Cache-Control", caching) + SECURITY)
 
 
 @functools.cache

@@ -89,13 +89,13 @@ class TracePages:
                 until_ms=int(wanted["until"]) if wanted["until"] else None,
             )
             try:
-                found = await self._log.find(app.id, query, _PAGE, cursor)
+                page = await self._log.find(app.id, query, _PAGE, cursor)
             except ValueError:
                 form.fault("", "This page doesn't exist. Search again.")
             else:
-                context["calls"], context["missing"] = found.calls, found.missing
-                if found.next is not None:
-                    more = {**wanted, "within": within, "cursor": found.next}
+                context["calls"], context["missing"] = page.calls, page.missing
+                if page.next is not None:
+                    more = {**wanted, "within": within, "cursor": page.next}
                     context["older"] = (
                         f"{visit.request.path}?{urlencode({name: value for name, value in more.items() if value})}"
                     )
@@ -116,10 +116,10 @@ class TracePages:
     async def show(self, visit: Visit) -> Response:
         """GET …/trace/{trace_id}."""
         app, trace_id = visit.app, visit.request.parameters[1]
-        found = await self._log.trace(app.id, trace_id) if self._log is not None else None
-        if found is None:
+        trace = await self._log.trace(app.id, trace_id) if self._log is not None else None
+        if trace is None:
             raise ApiError("not_found", "The event log has no request of this app with this trace id.")
-        call, spans, missing = found
+        call, spans, missing = trace
         deliveries = [span.detail for span in spans if span.stage == "webhook"]
         written = sum(span.detail.get("sockets", 0) for span in spans if span.stage == "written")
         return visit.page(

@@ -163,10 +163,10 @@ class WebhookPages:
         app, endpoint = visit.app, self._endpoint(visit)
         state = visit.query.get("state", "")
         chosen = (state,) if state in STATES else STATES
-        found = await self._webhooks.deliveries(
+        deliveries = await self._webhooks.deliveries(
             app.id, endpoint_id=endpoint.id, states=chosen, limit=_PAGE + 1, before=before_of(visit)
         )
-        older = older_than(found, _PAGE, visit.request.path, {"state": state})
+        older = older_than(deliveries, _PAGE, visit.request.path, {"state": state})
         return visit.page(
             "webhook.html",
             app=app,
@@ -174,7 +174,7 @@ class WebhookPages:
             failing_since=self._webhooks.failing_since(endpoint),
             overlaps=endpoint.previous_until > self._access.accounts.now_s(),
             depth=(await self._webhooks.depths(app.id)).get(endpoint.id),
-            deliveries=found,
+            deliveries=deliveries,
             older=older,
             state=state if state in STATES else "",
             states=STATES,
@@ -229,17 +229,17 @@ class WebhookPages:
         chosen = (form.text("state"),) if form.text("state") in STATES else STATES
 
         async def rows(progress: Progress) -> list[dict[str, Any]]:
-            found: list[Delivery] = []
-            while len(found) < MAX_ROWS:
-                before = (found[-1].at, found[-1].number) if found else None
+            deliveries: list[Delivery] = []
+            while len(deliveries) < MAX_ROWS:
+                before = (deliveries[-1].at, deliveries[-1].number) if deliveries else None
                 chunk = await self._webhooks.deliveries(
                     app.id, endpoint_id=endpoint.id, states=chosen, limit=_CHUNK, before=before
                 )
-                found += chunk
-                progress.done = len(found)
+                deliveries += chunk
+                progress.done = len(deliveries)
                 if len(chunk) < _CHUNK:
                     break
-            return [delivery_row(delivery) for delivery in found]
+            return [delivery_row(delivery) for delivery in deliveries]
 
         back = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
         return self._exports.begin(
@@ -319,12 +319,12 @@ def before_of(visit: Visit) -> tuple[float, int] | None:
     return position if abs(position[1]) < 1 << 62 else None
 
 
-def older_than(found: list[Delivery], limit: int, path: str, query: dict[str, str]) -> str:
-    """The URL of the next page, "" if there is none. Shortens `found` to `limit`."""
-    if len(found) <= limit:
+def older_than(deliveries: list[Delivery], limit: int, path: str, query: dict[str, str]) -> str:
+    """The URL of the next page, "" if there is none. Shortens `deliveries` to `limit`."""
+    if len(deliveries) <= limit:
         return ""
-    del found[limit:]
-    return f"{path}?{urlencode({**query, 'before': f'{found[-1].at!r}_{found[-1].number}'})}"
+    del deliveries[limit:]
+    return f"{path}?{urlencode({**query, 'before': f'{deliveries[-1].at!r}_{deliveries[-1].number}'})}"
 
 
 def delivery_row(delivery: Delivery) -> dict[str, Any]:

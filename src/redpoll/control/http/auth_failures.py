@@ -5,7 +5,7 @@ fail are answered 429 instead of 401, without an explanation, and signatures are
 takes a few us in C; the other layouts of protocol/README.md "Request signing" take up to 0.3 ms.
 
 A right credential is accepted all the same, because many clients may share an address: one of them, with an old secret
-or malicious, must not lock out the others. That gives guessing away nothing: whoever sees one signed subscription can
+or malicious, must not lock out the others. That makes guessing no easier: anyone who sees one signed subscription can
 try secrets on it without this server (protocol/README.md "Request signing").
 """
 

@@ -41,10 +41,10 @@ class HostNames:
         """Whether a request with this Host header may be answered. One without the header isn't from a browser."""
         if host is None:
             return True
-        found = _HOST.fullmatch(host.strip())
-        if found is None:
+        match = _HOST.fullmatch(host.strip())
+        if match is None:
             return False
-        name = found[1].lower().rstrip(".")
+        name = match[1].lower().rstrip(".")
         if name in self._names or name.endswith(self._suffixes):
             return True
         try:

@@ -59,7 +59,7 @@ class Request(IncomingRequest):
     call: Any
 
     def answer(self, flags: int, response: bytes) -> None:
-        """Send a whole response, or CONTINUE, to whoever reads the connection; `flags` as in http/messages.py."""
+        """Send a whole response, or CONTINUE, to the reader of the connection; `flags` as in http/messages.py."""
         raise NotImplementedError
 
     def respond(self, response: Response) -> None:

@@ -134,8 +134,8 @@ else:
 
 def setting_texts(change: SettingsChange) -> dict[str, str]:
     """The given settings of a SettingsChange as texts for `parse_setting`, without those that get their default."""
-    given = {name: getattr(change, name) for name in SETTINGS}
-    return {name: _setting_text(value) for name, value in given.items() if value is not UNSET and value is not None}
+    values = {name: getattr(change, name) for name in SETTINGS}
+    return {name: _setting_text(value) for name, value in values.items() if value is not UNSET and value is not None}
 
 
 def parsed_settings(change: SettingsChange) -> dict[str, Value]:

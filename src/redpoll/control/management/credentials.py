@@ -42,7 +42,7 @@ class KeyManagement:
         """POST …/keys."""
         managed = self._managed
         app, new = managed.app(request), managed.body(request, NewKey)
-        name, secret = (None if given is UNSET else given for given in (new.key, new.secret))
+        name, secret = (None if value is UNSET else value for value in (new.key, new.secret))
         if any(own.key == name for own in app.keys):
             raise ApiError("conflict", "the app has this key already; if it is disabled, PATCH enables it again")
         if name in managed.records.by_key:
@@ -53,13 +53,13 @@ class KeyManagement:
 
     async def show(self, request: Request) -> Response:
         """GET …/keys/{key}."""
-        app, key = self._found(request)
+        app, key = self._resource(request)
         return self._managed.answer(request, key_body(key), app.id)
 
     async def change(self, request: Request) -> Response:
         """PATCH …/keys/{key}."""
         managed = self._managed
-        app, key = self._found(request)
+        app, key = self._resource(request)
         change = managed.body(request, KeyChange)
         by = managed.changing(request, app)
         if change.enabled is not UNSET and change.enabled != key.enabled:
@@ -72,11 +72,11 @@ class KeyManagement:
     async def delete(self, request: Request) -> Response:
         """DELETE …/keys/{key}."""
         managed = self._managed
-        app, key = self._found(request)
+        app, key = self._resource(request)
         await managed.records.delete_key(app.id, key.key, by=managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
-    def _found(self, request: Request) -> tuple[App, Key]:
+    def _resource(self, request: Request) -> tuple[App, Key]:
         app = self._managed.app(request)
         for key in app.keys:
             if key.key == request.parameters[1]:
@@ -109,17 +109,17 @@ class TokenManagement:
 
     async def show(self, request: Request) -> Response:
         """GET …/tokens/{token_id}."""
-        app, token = self._found(request)
+        app, token = self._resource(request)
         return self._managed.answer(request, token_body(token), app.id)
 
     async def revoke(self, request: Request) -> Response:
         """DELETE …/tokens/{token_id}."""
         managed = self._managed
-        app, token = self._found(request)
+        app, token = self._resource(request)
         await managed.records.revoke_tokens([token.id], by=managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
-    def _found(self, request: Request) -> tuple[App, Token]:
+    def _resource(self, request: Request) -> tuple[App, Token]:
         app = self._managed.app(request)
         for token in self._managed.records.tokens_of(app.id):
             if token.id == request.parameters[1]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RuleManagement", "WebhookManagement"]
 
 
-def _given(change: msgspec.Struct) -> dict[str, Any]:
+def _changed_fields(change: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not UNSET}
 
 
@@ -49,31 +49,31 @@ class RuleManagement:
         """POST …/history_rules."""
         managed = self._managed
         app, new = managed.app(request), managed.body(request, NewRule)
-        given = HistoryRule(id="", **msgspec.structs.asdict(new))
-        rule = await managed.records.add_history_rule(app.id, given, by=managed.adding(request, app))
+        wanted = HistoryRule(id="", **msgspec.structs.asdict(new))
+        rule = await managed.records.add_history_rule(app.id, wanted, by=managed.adding(request, app))
         return managed.answer(request, rule_body(rule), app.id, 201, app_path(app.id, "history_rules", rule.id))
 
     async def show(self, request: Request) -> Response:
         """GET …/history_rules/{rule_id}."""
-        app, rule = self._found(request)
+        app, rule = self._resource(request)
         return self._managed.answer(request, rule_body(rule), app.id)
 
     async def change(self, request: Request) -> Response:
         """PATCH …/history_rules/{rule_id}."""
         managed = self._managed
-        app, rule = self._found(request)
-        values = _given(managed.body(request, RuleChange))
+        app, rule = self._resource(request)
+        values = _changed_fields(managed.body(request, RuleChange))
         changed = await managed.records.change_history_rule(app.id, rule.id, values, by=managed.changing(request, app))
         return managed.answer(request, rule_body(changed), app.id)
 
     async def delete(self, request: Request) -> Response:
         """DELETE …/history_rules/{rule_id}."""
         managed = self._managed
-        app, rule = self._found(request)
+        app, rule = self._resource(request)
         await managed.records.remove_history_rule(app.id, rule.id, by=managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
-    def _found(self, request: Request) -> tuple[App, HistoryRule]:
+    def _resource(self, request: Request) -> tuple[App, HistoryRule]:
         app = self._managed.app(request)
         for rule in app.history:
             if rule.id == request.parameters[1]:
@@ -110,14 +110,14 @@ class WebhookManagement:
 
     async def show(self, request: Request) -> Response:
         """GET …/webhooks/{webhook_id}."""
-        app, endpoint = self._found(request)
+        app, endpoint = self._resource(request)
         return self._managed.answer(request, webhook_body(endpoint), app.id)
 
     async def change(self, request: Request) -> Response:
         """PATCH …/webhooks/{webhook_id}."""
         managed = self._managed
-        app, endpoint = self._found(request)
-        values = _given(managed.body(request, WebhookChange))
+        app, endpoint = self._resource(request)
+        values = _changed_fields(managed.body(request, WebhookChange))
         by = managed.changing(request, app)
         if values:
             endpoint = await self._endpoints.change(endpoint.id, **values, by=by)
@@ -126,21 +126,21 @@ class WebhookManagement:
     async def rotate(self, request: Request) -> Response:
         """POST …/webhooks/{webhook_id}/rotate. Needs If-Match: of two rotations, the first secret would be lost."""
         managed = self._managed
-        app, endpoint = self._found(request)
+        app, endpoint = self._resource(request)
         rotated = await self._endpoints.rotate(endpoint.id, by=managed.changing(request, app))
         return managed.answer(request, webhook_body(rotated, whole=True), app.id)
 
     async def delete(self, request: Request) -> Response:
         """DELETE …/webhooks/{webhook_id}."""
         managed = self._managed
-        app, endpoint = self._found(request)
+        app, endpoint = self._resource(request)
         await self._endpoints.mark_deleted(endpoint.id, by=managed.changing(request, app))
         # Before anything is waited for: another writer may delete the app meanwhile.
         answer = managed.answer(request, None, app.id, 204)
         await self._endpoints.discard_waiting(endpoint.id)
         return answer
 
-    def _found(self, request: Request) -> tuple[App, Endpoint]:
+    def _resource(self, request: Request) -> tuple[App, Endpoint]:
         app = self._managed.app(request)
         for endpoint in self._endpoints.of_app(app.id):
             if endpoint.id == request.parameters[1]:

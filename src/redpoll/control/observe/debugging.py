@@ -114,14 +114,14 @@ async def _show(context: Context, args: dict[str, Any]) -> Any:
     app = context.records.apps.get(args["app"])
     begin = f"({args['after']}"
     try:
-        found = await cluster.link.ask(
+        entries = await cluster.link.ask(
             b"XRANGE", cluster.keys.debug(args["app"]), begin, b"+", b"COUNT", _MAX_LINES_PER_READ
         )
     except (LinkDown, hiredis.ReplyError) as error:
         raise Unavailable(str(error)) from error
     return {
-        "lines": [msgspec.json.decode(fields[1]) for _, fields in found],
-        "position": found[-1][0].decode() if found else args["after"],
+        "lines": [msgspec.json.decode(fields[1]) for _, fields in entries],
+        "position": entries[-1][0].decode() if entries else args["after"],
         "until": app.debug_until if app is not None else 0,
     }
 

@@ -92,12 +92,12 @@ class Usage:
 
     async def show(self, request: Request) -> Response:
         """GET …/usage: `days` is 1 to 400, by default 30."""
-        given = request.param("days")
-        days = DEFAULT_DAYS if given is None else int(given) if _NUMBER(given) else 0
+        text = request.param("days")
+        days = DEFAULT_DAYS if text is None else int(text) if _NUMBER(text) else 0
         if not 1 <= days <= KEEP_DAYS:
             raise ApiError("bad_request", f"days must be a number from 1 to {KEEP_DAYS}")
-        found = await self.days(request.app.id, days)
-        return request.ok(_encode(UsageResponse([UsageDay(*row[1:]) for row in found])))
+        rows = await self.days(request.app.id, days)
+        return request.ok(_encode(UsageResponse([UsageDay(*row[1:]) for row in rows])))
 
 
 def first_day(now_s: float, days: int) -> str:

@@ -136,8 +136,8 @@ class Publisher:
         self._opening = self._loop.create_task(self._open_when_subscribed(), name="publish gate")
 
     def link_down(self) -> None:
-        kept = self._kept_shards()
-        self._open_shards = kept if self.open else self._open_shards & kept
+        kept_shards = self._kept_shards()
+        self._open_shards = kept_shards if self.open else self._open_shards & kept_shards
         self.open = False
         self._opened.clear()
         if self._opening is not None:

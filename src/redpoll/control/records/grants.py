@@ -133,7 +133,7 @@ class Grants:
         ended = sum(ended for ended, _ in answers.values())
         if socket:
             # The connection's next socket id must not open the channel by the same grant.
-            digests = {digest for _, found in answers.values() for digest in found}
+            digests = {digest for _, used in answers.values() for digest in used}
             for subject in [of_grant(channel, digest) for digest in digests]:
                 ended += (await self.revoke(app_id, subject))[1]
         log.info("unsubscribed by the app", app=app_id, channel=channel, user=user or None, socket=socket or None)

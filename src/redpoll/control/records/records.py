@@ -248,15 +248,15 @@ class Records(TokenRecords):
         self, app_id: str, rule_id: str, values: Mapping[str, object], *, by: Actor | None = None
     ) -> HistoryRule:
         """Changes fields of a rule, which keeps its id. Raises RecordError."""
-        found: list[HistoryRule] = []
+        matching: list[HistoryRule] = []
 
         def changed(app: App) -> _Changed:
-            found.extend(rule for rule in app.history if rule.id == rule_id)
-            if not found:
+            matching.extend(rule for rule in app.history if rule.id == rule_id)
+            if not matching:
                 raise RecordError(f"app {app_id} has no history rule with the id {rule_id}")
             rules = [msgspec.structs.replace(rule, **values) if rule.id == rule_id else rule for rule in app.history]
             check_rules(app_id, rules)
-            return _Changed(_with_rules(app, rules), "history rule change", rule_pattern(found[0]))
+            return _Changed(_with_rules(app, rules), "history rule change", rule_pattern(matching[0]))
 
         app = await self._replace(app_id, changed, by)
         return next(rule for rule in app.history if rule.id == rule_id)

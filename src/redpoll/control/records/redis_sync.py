@@ -99,10 +99,10 @@ class RedisSync:
         self._records.forget_revoked(await self._revocations.since(self._records.known.records))
         stored = await self._directory.version()
         if stored is not None and stored.number > self._records.directory.number:
-            found = await read_directory(self._link, self._keys)
-            if found is None:
+            directory = await read_directory(self._link, self._keys)
+            if directory is None:
                 # It is being written.
                 return
-            self._records.adopt_directory(*found)
-            log.info("app records read from redis, the record store doesn't answer", version=found[0].number)
+            self._records.adopt_directory(*directory)
+            log.info("app records read from redis, the record store doesn't answer", version=directory[0].number)
         self._read_at = asked_at

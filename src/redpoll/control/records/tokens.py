@@ -157,10 +157,10 @@ def check_token(name: str, scopes: Sequence[str], lasts_s: float | None) -> None
     check_name("a token's", name)
     unknown = [repr(scope) for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        given = ", ".join(unknown) or "nothing"
+        shown = ", ".join(unknown) or "nothing"
         if MANAGE in scopes:
-            given += f"; a token that manages apps belongs to none of them (redpoll token create --{MANAGE})"
-        raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {given}")
+            shown += f"; a token that manages apps belongs to none of them (redpoll token create --{MANAGE})"
+        raise RecordError(f"a token needs one or more of the scopes {', '.join(SCOPES)}, not {shown}")
     _check_lifetime(lasts_s)
 
 

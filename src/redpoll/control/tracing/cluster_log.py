@@ -100,8 +100,8 @@ class ClusterLog:
         """At most `limit` calls of an app, newest first. Raises ValueError: the cursor is none of ours."""
         position = _parse(cursor, self._name)
         if self._survey.alone:
-            found = await self._log.find(app_id, position.narrow(query, self._name), limit)
-            return FoundCalls(found.calls, None if found.next is None else str(found.next), [])
+            page = await self._log.find(app_id, position.narrow(query, self._name), limit)
+            return FoundCalls(page.calls, None if page.next is None else str(page.next), [])
         own, others = await asyncio.gather(
             self._page(app_id, position.narrow(query, self._name), limit),
             self._survey.ask(FindCalls(app_id, query, limit, position)),
@@ -115,17 +115,17 @@ class ClusterLog:
         own, others = await asyncio.gather(
             self._log.trace(app_id, trace_id), self._survey.ask(FindTrace(app_id, trace_id))
         )
-        found = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
-        call = next((call for call, _ in found if call is not None), None)
+        parts = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
+        call = next((call for call, _ in parts if call is not None), None)
         if call is None:
             return None
         # The node of the call has the workers' spans, the leader those of webhooks.
-        spans = {msgspec.json.encode(span): span for _, spans in found for span in spans}
+        spans = {msgspec.json.encode(span): span for _, spans in parts for span in spans}
         return FoundTrace(call, sorted(spans.values(), key=lambda span: span.time_us), others.missing)
 
     async def _page(self, app_id: str, query: Query, limit: int) -> _Page:
-        found = await self._log.find(app_id, query, limit)
-        return _Page(found.calls, list(found.cursors), found.next is not None)
+        page = await self._log.find(app_id, query, limit)
+        return _Page(page.calls, list(page.cursors), page.next is not None)
 
     async def _answer_find(self, question: FindCalls) -> _Page:
         page = await self._page(question.app, question.cursor.narrow(question.query, self._name), question.limit)

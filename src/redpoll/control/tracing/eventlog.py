@@ -51,11 +51,11 @@ class EventTrace:
             _number(request, "until", None),
         )
         try:
-            found = await self._opened().find(request.app.id, query, limit, request.param("cursor"))
+            page = await self._opened().find(request.app.id, query, limit, request.param("cursor"))
         except ValueError:
             raise ApiError("invalid_cursor", "cursor must be the `next` of an earlier answer to this request") from None
-        calls = [LoggedCall(**_fields(row)) for row in found.calls]
-        return request.ok(_encode(EventsResponse(calls, found.next, found.missing or UNSET)))
+        calls = [LoggedCall(**_fields(row)) for row in page.calls]
+        return request.ok(_encode(EventsResponse(calls, page.next, page.missing or UNSET)))
 
     async def show(self, request: Request) -> Response:
         """Answers a call and its spans in order of time.
@@ -63,14 +63,14 @@ class EventTrace:
         `sampled` is false if the call has no spans because more calls came than are traced per second.
         """
         trace_id = request.parameters[1]
-        found = await self._opened().trace(request.app.id, trace_id)
-        if found is None:
+        trace = await self._opened().trace(request.app.id, trace_id)
+        if trace is None:
             raise ApiError("not_found", "this app has no call with that trace id, or it is no longer kept")
         rendered = [
             {"time_ms": span.time_ms, "time_us": span.time_us, "stage": span.stage, **span.detail}
-            for span in found.spans
+            for span in trace.spans
         ]
-        answer = TraceResponse(**_fields(found.call), spans=rendered, unanswered=found.missing or UNSET)
+        answer = TraceResponse(**_fields(trace.call), spans=rendered, unanswered=trace.missing or UNSET)
         return request.ok(_encode(answer))
 
     def _opened(self) -> ClusterLog:
@@ -86,9 +86,9 @@ def _fields(row: CallRow) -> dict[str, Any]:
 
 
 def _number(request: Request, name: str, absent: Any) -> Any:
-    given = request.param(name)
-    if given is None:
+    text = request.param(name)
+    if text is None:
         return absent
-    if not _NUMBER(given):
-        raise ApiError("bad_request", f"{name} must be a whole number, not {given[:40]!r}")
-    return int(given)
+    if not _NUMBER(text):
+        raise ApiError("bad_request", f"{name} must be a whole number, not {text[:40]!r}")
+    return int(text)

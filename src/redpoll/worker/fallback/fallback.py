@@ -133,7 +133,7 @@ class Fallback:
             return refusal
         sending = _Sending(http, cors, lost)
         http.hold(sending, request)
-        self._claims.find(name, partial(self._found, name, sending, target.number, request.body))
+        self._claims.find(name, partial(self._owner_known, name, sending, target.number, request.body))
         return LATER
 
     def _send_lost(self, http: PublicConnection, request: ParsedRequest, target: Target, status: int) -> None:
@@ -148,7 +148,9 @@ class Fallback:
             network = self._gate.strangers.counted_as(self._gate.http.client_of(http, request))
             self.lost_sends.note(name, status, network)
 
-    def _found(self, name: SessionName, sending: _Sending, number: int | None, body: bytes, owner: str | None) -> None:
+    def _owner_known(
+        self, name: SessionName, sending: _Sending, number: int | None, body: bytes, owner: str | None
+    ) -> None:
         if owner is None or (owner == "" and self.lost_sends.unsure):
             sending.answer(503)
         elif owner in ("", ENDED, self._mailbox.address):

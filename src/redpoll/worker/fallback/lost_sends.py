@@ -90,10 +90,10 @@ class LostSends:
         if not self._looking or not self._mailbox.up:
             return False
         name = self._looking.popleft()
-        self._sessions.claims.find(name, partial(self._found, name))
+        self._sessions.claims.find(name, partial(self._owner_known, name))
         return True
 
-    def _found(self, name: SessionName, owner: str | None) -> None:
+    def _owner_known(self, name: SessionName, owner: str | None) -> None:
         if name not in self._noted or owner is None or (owner == "" and self.unsure):
             return
         if owner in ("", ENDED):
@@ -104,9 +104,9 @@ class LostSends:
                 session.message_lost(self._noted[name][0])
             self._forget(name)
         else:
-            self._tell(name, owner, partial(self._told, name))
+            self._tell(name, owner, partial(self._delivered, name))
 
-    def _told(self, name: SessionName, arrived: bool) -> None:
+    def _delivered(self, name: SessionName, arrived: bool) -> None:
         if arrived:
             self._forget(name)
         else:

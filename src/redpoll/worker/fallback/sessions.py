@@ -237,9 +237,9 @@ class Sessions:
 
 def _due(sessions: dict[Session, float], now: float) -> list[Session]:
     """The first ones whose time has come, not all if there are many."""
-    found: list[Session] = []
+    ready: list[Session] = []
     for session, due in sessions.items():
-        if due > now or len(found) == _MAX_A_TICK:
+        if due > now or len(ready) == _MAX_A_TICK:
             break
-        found.append(session)
-    return found
+        ready.append(session)
+    return ready

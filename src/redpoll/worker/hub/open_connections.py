@@ -1,6 +1,6 @@
 """The open connections of this worker, by app.
 
-Each app's connections are an Audience of their own, so whoever needs one app's connections doesn't look at the others,
+Each app's connections are an Audience of their own, so a search for one app's connections doesn't look at the others,
 and their number is known without counting. All sessions of an app share one record: a changed record reaches them at
 once, however many they are.
 """

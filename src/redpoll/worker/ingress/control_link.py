@@ -25,7 +25,7 @@ _READ_BYTES: Final = 256 * 1024
 # Control sends a heartbeat twice a second. After this long without a byte from it, requests count as unconfirmed, so
 # that each client has an answer within 2 s.
 _SILENT_BEATS: Final = 6
-# Requests that end without an answer are told so for this long at a time: there may be thousands.
+# Requests that end without an answer get their error for this long at a time: there may be thousands.
 _ENDING_SLICE_S: Final = 0.002
 # With more than this unread by control, no further requests are sent.
 _MAX_UNSENT_BYTES: Final = 32 * 1024 * 1024

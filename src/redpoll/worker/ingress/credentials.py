@@ -34,12 +34,12 @@ class Credentials:
         """Whether an app's caller sent this request. `fields` as of http/messages.pack_fields. The body, which may not
         be there yet, isn't compared with its digest."""
         path, _, query = target.decode("utf-8", "surrogateescape").partition("?")
-        found = _APP_ID.search(path)
-        if found is None:
+        match = _APP_ID.search(path)
+        if match is None:
             return False
-        app = self._apps.get(found[1])
+        app = self._apps.get(match[1])
         # Libraries leave a prefix of the path out of what they sign (control/http/authentication.py).
-        short_path = path[found.start() :] if found.start() else None
+        short_path = path[match.start() :] if match.start() else None
         if query and signed_params(
             method.decode(), path, query, None, app, auth.hashes_of, self._clock(), auth.MAX_SKEW_S, short_path
         ):

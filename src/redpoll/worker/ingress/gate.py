@@ -310,7 +310,7 @@ class Gate:
             self._answer(connection, 503, "unavailable", TOO_MANY_OF_ADDRESS, "Retry-After: 1\r\n")
 
     def unready(self, client: Connection | str) -> str | None:
-        """Why this connection, or any of this address, isn't admitted now, whoever it is; None: it may be."""
+        """Why this connection, or any of this address, isn't admitted now, for any client; None: it may be."""
         if not self._life.admits or not self._ready():
             return "this server isn't ready"
         if self._held() <= self.max_connections:

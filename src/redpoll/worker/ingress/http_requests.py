@@ -66,8 +66,8 @@ class PublicConnection(ReadingConnection):
     _number = 0
 
     # The beginning of a request of the usual shape, and the size of all of it.
-    _kept = b""
-    _kept_size = 0
+    _beginning = b""
+    _whole_size = 0
 
     def __init__(self, http: HttpRequests, connection: Connection, peer: str, secure: int) -> None:
         super().__init__(http, connection, peer, secure)
@@ -117,7 +117,7 @@ class PublicConnection(ReadingConnection):
             return False
         if size < 0:
             self.stream.write_http(CONTINUE_LINE)
-        self._kept, self._kept_size = data, abs(size)
+        self._beginning, self._whole_size = data, abs(size)
         self._counted_bytes = body_bytes
         http.reading_bytes += body_bytes
         self.state = _BODY
@@ -125,33 +125,33 @@ class PublicConnection(ReadingConnection):
         return True
 
     def _read(self, data: bytes) -> None:
-        kept = self._kept
-        if kept:
-            data = kept + data
-            more = len(data) - len(kept)
+        beginning = self._beginning
+        if beginning:
+            data = beginning + data
+            more = len(data) - len(beginning)
             http = self._server
-            if len(data) < self._kept_size and http.reading_bytes + more <= http.max_strange_reading_bytes:
-                self._kept = data
+            if len(data) < self._whole_size and http.reading_bytes + more <= http.max_strange_reading_bytes:
+                self._beginning = data
                 self._counted_bytes += more
                 http.reading_bytes += more
                 return
-            self._kept = b""
-            if len(data) == self._kept_size:
+            self._beginning = b""
+            if len(data) == self._whole_size:
                 self._uncount_body()
                 if self._begin_whole(data):
                     return
         super()._read(data)
 
     def late(self) -> None:
-        if self._kept:
+        if self._beginning:
             # What is left to do is the reader's: it has the head for control.
-            kept, self._kept = self._kept, b""
+            beginning, self._beginning = self._beginning, b""
             self._uncount_body()
-            self._reader.read(kept)
+            self._reader.read(beginning)
         super().late()
 
     def _forget(self) -> None:
-        self._kept = b""
+        self._beginning = b""
         super()._forget()
 
     def _answer_here(self, request: ParsedRequest) -> bytes | None:

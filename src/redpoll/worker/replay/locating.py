@@ -74,7 +74,7 @@ class Locating:
     def _answered(self, reading: _Reading, last: LastJoined, outcome: Any) -> None:
         if isinstance(outcome, Page):
             last.add(part_of(reading.pace, row.envelope()) for row in reversed(outcome.rows))
-            if not last.found and outcome.more and outcome.rows:
+            if not last.complete and outcome.more and outcome.rows:
                 self._read(reading, last, outcome.rows[0].offset)
                 return
             outcome = Located(last.since, frozenset(last.keys), last.mixed_until)

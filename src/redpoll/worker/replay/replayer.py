@@ -419,10 +419,10 @@ class Replayer:
         for replay in (readers.replays.get(connection), readers.fills.get(connection)):
             if replay is not None:
                 self._waiting.forget(replay)
-        found = readers.discard(connection)
+        was_reading = readers.discard(connection)
         channel.drop_idle_readers()
         self._waiting.advance(connection)
-        return found
+        return was_reading
 
     def closed(self, connection: Connection) -> None:
         """A connection closed, after it has left all channels."""

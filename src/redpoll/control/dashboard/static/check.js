@@ -25,15 +25,15 @@
       const result = element("td");
       result.dataset.label = "Result";
       result.append(element("span", verdict, `badge ${MARKS[verdict]}`));
-      const found = element("td", seen);
-      found.dataset.label = "Seen";
-      if (cause) found.append(element("p", `Likely cause: ${cause}.`));
+      const cell = element("td", seen);
+      cell.dataset.label = "Seen";
+      if (cause) cell.append(element("p", `Likely cause: ${cause}.`));
       if (remedy.length) {
         const lines = element("pre", remedy.join("\n"), "payload");
         lines.tabIndex = 0;
-        found.append(lines);
+        cell.append(lines);
       }
-      row.append(element("td", step), result, found);
+      row.append(element("td", step), result, cell);
       by("check-rows").append(row);
       return verdict !== "failed";
     }
