@@ -179,7 +179,7 @@ class PublicConnection(ReadingConnection):
                 self.state = _ANSWER
                 if asked is None and is_pull(request):
                     pull = self.pull_webhooks(request, http.streams.pulls)
-                    self._number = http.send(self, request, pull, STREAM)
+                    self._number = http.send(self, pull.request, pull, STREAM)
                 elif asked is None:
                     self._number = http.send(self, request)
                 else:
