@@ -142,6 +142,13 @@ class PublicConnection(ReadingConnection):
                     return
         super()._read(data)
 
+    def refuse_first(self, data: bytes, fault: Fault) -> None:
+        """There is no room for the connection. Only what came first is read, for `refuse`."""
+        if b"/app/" in data:
+            self._reader.read(data)
+        self.refuse(fault)
+        self._server.strangers.forget(self.stream)
+
     def late(self) -> None:
         if self._kept:
             # What is left to do is the reader's: it has the head for control.
@@ -334,12 +341,14 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
     def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
         """Serve a connection that speaks HTTP. `data` is what came first."""
         full = len(self.connections) >= self._max_connections
-        if full and not self.strangers.make_http_room(peer) and not self.close_idle():
+        full = full and not self.strangers.make_http_room(peer) and not self.close_idle()
+        made = PublicConnection(self, connection, peer, SECURE if secure else 0)
+        if full:
             self.limit_reached("connections")
             text = "this server has as many HTTP connections as it takes; send the request again"
-            connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
+            made.refuse_first(data, Fault(503, "unavailable", text))
             return
-        self.connections[connection] = made = PublicConnection(self, connection, peer, SECURE if secure else 0)
+        self.connections[connection] = made
         made.received(data)
 
     def close_idle(self) -> bool:
