@@ -257,6 +257,21 @@ async def test_lease_that_ends_makes_room_as_an_acknowledgement_does(wait_until)
     assert (world.events, world.stream.state) == (["a", "a"], PullState.FULL)
 
 
+async def test_stream_counts_from_zero_after_a_break_of_the_link():
+    """Acknowledgements that weren't heard cost its places until the leases ended."""
+    world = World(limit=1)
+    world.answer()
+    # The topic is subscribed for the first time: nothing was missed.
+    world.hearing.listener.subscribed()
+    world.answer("a")
+    world.hearing.listener.subscribed()
+    assert (world.stream.state, world.peer.limits) == (PullState.FULL, [0, 1])
+    world.hearing.listener.lost()
+    assert world.stream.state is PullState.FULL
+    world.hearing.listener.subscribed()
+    assert (world.stream.state, world.peer.limits) == (PullState.ASKING, [0, 1, 1])
+
+
 async def test_client_that_does_not_read_gets_nothing_more_until_it_has_read():
     world = World()
     world.answer()

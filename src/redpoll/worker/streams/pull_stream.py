@@ -2,8 +2,9 @@
 
 Of all that is handed out here, at most `limit` deliveries are neither acknowledged nor back in the queue. So a client
 gets as many as it can work on, and a lease doesn't run out while the delivery waits for the ones before it. Control
-planes tell which deliveries were acknowledged; a lost message costs a place until the lease ends. A client that doesn't
-read gets no further deliveries.
+planes tell which deliveries were acknowledged. After a break of the link to Redis the stream counts from zero, as a new
+one would; a message that is lost otherwise costs a place until the lease ends. A client that doesn't read gets no
+further deliveries.
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ class PullStream(Pull):
         for delivery_id in ids:
             self._leased.pop(delivery_id, None)
         if self.state is PullState.FULL and len(self._leased) < self._limit:
+            self._go_on()
+
+    def missed(self) -> None:
+        self._leased.clear()
+        if self.state is PullState.FULL:
             self._go_on()
 
     def _client_has_read(self) -> None:

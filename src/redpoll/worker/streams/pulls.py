@@ -183,6 +183,9 @@ class Pull:
     def ended(self, ids: Collection[str]) -> None:
         """These deliveries were acknowledged."""
 
+    def missed(self) -> None:
+        """Deliveries may have been acknowledged while nothing was heard."""
+
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -257,9 +260,14 @@ class AppPulls:
         self.topic = topic
         self.pulls: dict[Pull, None] = {}
         self.messages = 0
+        self._was_lost = False
 
     def subscribed(self) -> None:
         # What was said before is lost.
+        if self._was_lost:
+            self._was_lost = False
+            for pull in list(self.pulls):
+                pull.missed()
         self._may_be_due()
 
     def pushed(self, payload: bytes) -> None:
@@ -272,6 +280,7 @@ class AppPulls:
 
     def lost(self) -> None:
         """Nothing is heard until `subscribed`: requests ask now and then."""
+        self._was_lost = True
 
     def _may_be_due(self) -> None:
         self.messages += 1
