@@ -61,6 +61,12 @@ class HoldingConnection(HttpConnection[Connection]):
         else:
             self.end(closing(answer))
 
+    def refuse_first(self, data: bytes, fault: Fault) -> None:
+        """There is no room for the connection. Only what came first is read, for `refuse`."""
+        if b"/app/" in data:
+            self._reader.read(data)
+        self.refuse(fault)
+
     def _refused_request(self, status: int) -> ParsedRequest | None:
         """The request that is refused, if its head has come."""
         reader = self._reader
