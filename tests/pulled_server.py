@@ -4,9 +4,10 @@ import itertools
 import json
 from contextlib import asynccontextmanager, contextmanager
 
+import aiohttp
 from click.testing import CliRunner
 
-from reading import read_token
+from reading import EVENTS, Stream, read_token
 from redpoll.cli import main
 from server import Server
 from wire import Socket
@@ -15,10 +16,10 @@ _channels = itertools.count()
 
 
 @contextmanager
-def pulled_server():
-    """One worker; the app's webhook has no URL, and what isn't acknowledged within a second comes again."""
-    settings = {"webhook_acknowledge_within_s": 1, "webhook_retry_after_s": ",".join(["0.5"] * 20)}
-    with Server(workers=1, webhook_debounce_s=0, **settings) as running:
+def pulled_server(workers=1, lease_s=1):
+    """The app's webhook has no URL, and what isn't acknowledged within the lease comes again."""
+    settings = {"webhook_acknowledge_within_s": lease_s, "webhook_retry_after_s": ",".join(["0.5"] * 20)}
+    with Server(workers=workers, webhook_debounce_s=0, **settings) as running:
         words = ["webhook", "create", running.app_id, "--pull", "--events", "channel.occupied", "--json"]
         made = CliRunner().invoke(main, [*words, "--data-dir", str(running.folder / "data")])
         assert made.exit_code == 0, made.output
@@ -53,3 +54,17 @@ async def pull(api, **params) -> list:
         status, body = await api.ask("GET", "/webhooks/stream", params=params)
     assert status == 200, body
     return body["deliveries"]
+
+
+@asynccontextmanager
+async def delivery_stream(server, headers=EVENTS, **params):
+    """A stream of deliveries, on a connection of its own."""
+    url = f"http://127.0.0.1:{server.port}/apps/{server.app_id}/webhooks/stream"
+    shown = {"Authorization": f"Bearer {server.token}", **headers}
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.get(url, params=params, headers=shown) as response,
+    ):
+        assert (response.status, response.content_type) == (200, "text/event-stream"), await response.text()
+        yield Stream(response)

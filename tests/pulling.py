@@ -1,19 +1,21 @@
 """A back end that pulls webhooks, as a process that may be killed: writes what it got and what the server confirmed.
 
-    python tests/pulling.py PORT APP KEY SECRET FILE
+    python tests/pulling.py poll|stream PORT APP KEY SECRET FILE
 
-FILE gets a line `got ID CHANNEL` before a delivery is acknowledged, and `done ID` once that is confirmed.
+It asks repeatedly, or reads a stream of events. FILE gets a line `got ID CHANNEL` before a delivery is acknowledged,
+and `done ID` once that is confirmed.
 """
 
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 
-from wire import Api
+from wire import Api, signed_path
 
 _POLL = {"wait": "10", "limit": "50"}
 
@@ -27,24 +29,41 @@ class App(NamedTuple):
     app_secret: str
 
 
-async def pull(app: App, path: Path) -> None:
+async def poll(api: Api) -> AsyncIterator[list[dict[str, str]]]:
+    status, body = await api.ask("GET", "/webhooks/stream", params=_POLL)
+    if status == 200 and body["deliveries"]:
+        yield body["deliveries"]
+
+
+async def stream(app: App) -> AsyncIterator[list[dict[str, str]]]:
+    """The deliveries of one stream, as far as they have come."""
+    target = signed_path(app, "GET", f"/apps/{app.app_id}/webhooks/stream", params={"limit": _POLL["limit"]})
+    url, events = f"http://127.0.0.1:{app.port}{target}", {"Accept": "text/event-stream"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=events) as response:
+        rest = b""
+        async for data in response.content.iter_any():
+            *lines, rest = (rest + data).split(b"\n")
+            found = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: ")]
+            if found and response.status == 200:
+                yield found
+
+
+async def pull(kind: str, app: App, path: Path) -> None:
     with path.open("a", buffering=1) as lines:
         async with Api(app) as api:
             while True:
                 try:
-                    status, body = await api.ask("GET", "/webhooks/stream", params=_POLL)
-                    if status != 200 or not body["deliveries"]:
-                        await asyncio.sleep(0.05)  # Clients wait before they ask again.
-                        continue
-                    ids = [one["id"] for one in body["deliveries"]]
-                    lines.write("".join(f"got {one['id']} {one['channel']}\n" for one in body["deliveries"]))
-                    status, _ = await api.ask("POST", "/webhooks/ack", {"ids": ids})
-                    if status == 200:
-                        lines.write("".join(f"done {delivery_id}\n" for delivery_id in ids))
+                    async for deliveries in stream(app) if kind == "stream" else poll(api):
+                        ids = [one["id"] for one in deliveries]
+                        lines.write("".join(f"got {one['id']} {one['channel']}\n" for one in deliveries))
+                        status, _ = await api.ask("POST", "/webhooks/ack", {"ids": ids})
+                        if status == 200:
+                            lines.write("".join(f"done {delivery_id}\n" for delivery_id in ids))
                 except (OSError, aiohttp.ClientError, json.JSONDecodeError):
-                    await asyncio.sleep(0.05)
+                    pass
+                await asyncio.sleep(0.05)  # Clients wait before they ask again.
 
 
 if __name__ == "__main__":
-    _, port, *names, target = sys.argv
-    asyncio.run(pull(App(int(port), *names), Path(target)))
+    _, how, port, *names, target = sys.argv
+    asyncio.run(pull(how, App(int(port), *names), Path(target)))

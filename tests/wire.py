@@ -430,14 +430,20 @@ class Api:
         await self._session.close()
 
     async def ask(
-        self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
         """Sends a request and returns (status, decoded body). `path` is relative to the app: `/events`."""
         path = f"{self._prefix}/apps/{self._target.app_id}{path}"
         payload = b"" if body is None else json.dumps(body).encode()
         target = signed_path(self._target, method, path, payload, params)
         url = f"http://127.0.0.1:{self._target.port}{target}"
-        headers = {"Content-Type": "application/json"} if payload else {}
+        typed = {"Content-Type": "application/json"} if payload else {}
+        headers = {**typed, **(headers or {})}
         async with self._session.request(method, url, data=payload or None, headers=headers) as response:
             text = await response.text()
             return response.status, json.loads(text)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -63,6 +64,37 @@ async def test_listen_acknowledges_each_when_its_command_ends(server, occupy, tm
     finally:
         if listener.returncode is None:
             listener.kill()
+
+
+async def test_second_signal_ends_the_command_and_what_it_has_started(server, occupy, tmp_path, wait_until):
+    """The children of a shell went on, and nobody read their ends."""
+    pids = tmp_path / "pids"
+    script = f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"
+    listener = await listening(server, "--", "sh", "-c", script)
+    try:
+        async with asyncio.timeout(100):
+            await occupy()
+            await wait_until(pids.exists)
+            shell, child = map(int, pids.read_text().split())
+            listener.send_signal(signal.SIGINT)
+            assert b"listening" in await listener.stderr.readline()
+            assert b"waiting for the commands" in await listener.stderr.readline()
+            listener.send_signal(signal.SIGINT)
+            assert await listener.wait() == 130
+            await wait_until(lambda: not any(is_running(pid) for pid in (shell, child)))
+    finally:
+        if listener.returncode is None:
+            listener.kill()
+    async with Api(server) as api:
+        (delivery,) = await pull(api, wait="60")
+        await acknowledge(api, [delivery])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_listen_says_in_one_sentence_that_its_command_cannot_be_started(server, occupy, tmp_path):

@@ -16,6 +16,8 @@ from redpoll.cluster.envelopes import (
     parse_count,
     parse_ended,
     parse_removed,
+    parse_webhooks_ended,
+    webhooks_ended_envelope,
 )
 from redpoll.cluster.redis.keys import Keys
 
@@ -87,6 +89,13 @@ def test_ended_history_has_the_offset_of_its_last_event():
     assert parse_ended(b"z 17") == 17
     with pytest.raises(ValueError):  # noqa: PT011
         parse_ended(b"x 17")
+
+
+@given(st.lists(st.uuids().map(str)))
+def test_acknowledged_deliveries_are_named(ids):
+    assert parse_webhooks_ended(webhooks_ended_envelope(ids)) == ids
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_webhooks_ended(b"w")
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"x a b", b"y a"])

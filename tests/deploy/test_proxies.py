@@ -230,6 +230,8 @@ def servers() -> Iterator[dict[bool, Server]]:
             run(server, "app", "set", server.app_id, "tls_required=true")
             # The doctor reads its channel over HTTP.
             keep(server, "doctor-")
+            # And it asks for webhooks, whose requests wait.
+            run(server, "webhook", "create", server.app_id, "--pull")
         yield {False: plain, True: introduced}
 
 
@@ -359,7 +361,8 @@ async def test_doctor_finds_nothing_wrong_and_names_the_proxy(proxy: Running, mo
     monkeypatch.setenv("SSL_CERT_FILE", str(proxy.ca))
     server = proxy.server
     target = parse(f"https://{server.app_key}:{server.app_secret}@{HOST}:{proxy.port}/apps/{server.app_id}")
-    findings = {finding.check: finding async for finding in outside.examine(target, 0.1)}
+    findings = {finding.check: finding async for finding in outside.examine(target, 1.0)}
+    assert "a request waited" in findings["Pull"].seen
     assert {finding.verdict for finding in findings.values()} == {Verdict.OK}, findings
     if proxy.name:
         assert f"through {proxy.name}" in findings["Upgrade"].seen

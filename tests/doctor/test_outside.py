@@ -50,7 +50,7 @@ async def test_a_good_server_passes_every_check(server):
     findings = await examine(address(server), patience_s=0.2)
     assert list(findings) == [
         "DNS", "TCP", "HTTP", "Clock", "Ready", "Fallback", "Upgrade", "Connect", "Subscribe", "Publish", "Receive",
-        "Stream", "Idle",
+        "Stream", "Idle", "Pull",
     ]  # fmt: skip
     assert worst(list(findings.values())) is Verdict.OK
 

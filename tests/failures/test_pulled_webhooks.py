@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
 from click.testing import CliRunner
 
+from pulled_server import acknowledge, delivery_stream, occupying, pulled_server
 from redpoll.cli import main
 from server import Server
-from wire import Socket
+from wire import Api, Socket
 
 HEADING = "Webhook receivers down"
 PER_SOCKET = 50
@@ -43,8 +46,8 @@ def command(server: Server, *words: str) -> Any:
 class Puller:
     """The back end: a process that `kill` replaces."""
 
-    def __init__(self, server: Server, path: Path) -> None:
-        names = (str(server.port), server.app_id, server.app_key, server.app_secret)
+    def __init__(self, server: Server, path: Path, kind: str) -> None:
+        names = (kind, str(server.port), server.app_id, server.app_key, server.app_secret)
         self._command = [sys.executable, str(PULLING), *names, str(path)]
         self._process = subprocess.Popen(self._command)
 
@@ -59,8 +62,8 @@ class Puller:
 
 
 @contextmanager
-def pulling(server: Server, path: Path) -> Iterator[Puller]:
-    puller = Puller(server, path)
+def pulling(server: Server, path: Path, kind: str) -> Iterator[Puller]:
+    puller = Puller(server, path, kind)
     try:
         yield puller
     finally:
@@ -94,8 +97,9 @@ async def occupy(server: Server, count: int) -> list[Socket]:
     return sockets
 
 
+@pytest.mark.parametrize("kind", ["poll", "stream"])
 async def test_nothing_is_missed_and_only_the_unacknowledged_comes_again(
-    size: Callable[[int, int], int], wait_until: Callable, figures, tmp_path: Path
+    kind: str, size: Callable[[int, int], int], wait_until: Callable, figures, tmp_path: Path
 ) -> None:
     count, kills, path = size(300, 10_000), size(4, 20), tmp_path / "pulled"
     path.touch()
@@ -103,7 +107,7 @@ async def test_nothing_is_missed_and_only_the_unacknowledged_comes_again(
         await asyncio.to_thread(
             command, server, "webhook", "create", server.app_id, "--pull", "--events", "channel.occupied"
         )
-        with pulling(server, path) as puller:
+        with pulling(server, path, kind) as puller:
             began = time.monotonic()
             occupying = asyncio.create_task(occupy(server, count))
             for number in range(kills):
@@ -129,6 +133,26 @@ async def test_nothing_is_missed_and_only_the_unacknowledged_comes_again(
     assert set(came) == {f"pulled-{number}" for number in range(count)}
     assert (done > 0, after) == (True, 0)
     repeated = sum(came.values()) - count
-    figures.note(HEADING, f"pulled deliveries missing, of {count} with {kills} kills", count - len(came), "", "0")
-    figures.note(HEADING, "pulled deliveries that came again, none after its confirmation", repeated, "")
-    figures.note(HEADING, "time for all, with kills", took_s, "s")
+    how = "pulled" if kind == "poll" else "streamed"
+    figures.note(HEADING, f"{how} deliveries missing, of {count} with {kills} kills", count - len(came), "", "0")
+    figures.note(HEADING, f"{how} deliveries that came again, none after its confirmation", repeated, "")
+    figures.note(HEADING, f"time for all that were {how}, with kills", took_s, "s")
+
+
+async def test_delivery_of_a_stream_whose_worker_was_killed_comes_again_on_the_next() -> None:
+    with pulled_server(workers=2) as server:
+        async with Api(server) as api, occupying(server) as occupy:
+            async with delivery_stream(server) as stream:
+                channel = await occupy()
+                first = (await stream.next()).json
+                assert stream.response.connection is not None
+                assert stream.response.connection.transport is not None
+                _, port = stream.response.connection.transport.get_extra_info("sockname")
+                os.kill(server.worker_of(port), signal.SIGKILL)
+                with pytest.raises((EOFError, aiohttp.ClientError)):
+                    await stream.next()
+            async with delivery_stream(server) as stream:
+                again = (await stream.next()).json
+                assert (again["id"], again["channel"]) == (first["id"], channel)
+                assert again["attempt"] > first["attempt"]
+                assert await acknowledge(api, [again]) == 1

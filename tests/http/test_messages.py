@@ -1,5 +1,7 @@
 """Requests and responses between worker and control, as bytes."""
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from redpoll.http.messages import (
     HEAD_ONLY,
     LAST,
     SECURE,
+    PullTerms,
     number_of,
     pack_fields,
     size_of,
@@ -55,3 +58,9 @@ def test_answers_follow_each_other_in_a_stream():
     size = size_of(stream, 0)
     assert unpack_answer(stream[:size]) == (7, LAST, b"response")
     assert unpack_answer(stream[size:]) == (8, CONTINUE, b"")
+
+
+@given(st.integers(0, 60), st.integers(0, 100), st.integers(1, 86_400), st.integers(0, 10**9) | st.just(math.inf))
+def test_terms_of_a_pull(wait_s, limit, lease_s, next_s):
+    terms = PullTerms(wait_s, limit, lease_s, next_s)
+    assert PullTerms.unpack(terms.packed()) == terms

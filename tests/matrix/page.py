@@ -1,7 +1,7 @@
 """Renders MATRIX.md, which shows the features of redpoll that each official library works with.
 
-Rows, columns and reasons come from features.py, rules from rules.py, what reads over HTTP from readers.py, and each
-mark is the outcome of a test.
+Rows, columns and reasons come from features.py, rules from rules.py, what reads and pulls over HTTP from readers.py and
+pullers.py, and each mark is the outcome of a test.
 `pytest tests/matrix --write-matrix` writes the page; every other complete run compares it with its own outcomes.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from matrix.features import ROWS
 from matrix.libraries import COLUMNS
+from matrix.pullers import PULLERS
 from matrix.readers import READERS
 from matrix.rules import RULES
 
@@ -27,7 +28,7 @@ Outcomes = Mapping[tuple[str, str], bool]
 def expected() -> set[tuple[str, str]]:
     """All cells and rules of a complete run."""
     cells = {(row.id, column) for row in ROWS for column, cell in row.cells.items() if callable(cell)}
-    return cells | {(rule.id, "") for rule in (*RULES, *READERS)}
+    return cells | {(rule.id, "") for rule in (*RULES, *READERS, *PULLERS)}
 
 
 def without_versions(page: str) -> str:
@@ -71,6 +72,18 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
         "|---|---|---|",
     ]
     lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in READERS]
+    lines += [
+        "",
+        "## Webhooks by pull",
+        "",
+        "The webhook has Pusher's format and no URL. What checks a signature has the delivery's own headers and body.",
+        "",
+        _named(_puller_versions()),
+        "",
+        "| | Client | |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in PULLERS]
     lines += [
         "",
         "## Libraries that were not run",
@@ -118,3 +131,7 @@ def _versions(chromium_version: str) -> dict[str, str]:
 def _reader_versions() -> dict[str, str]:
     npm = {name: _npm(name) for name in ("@durable-streams/client", "react")}
     return {**npm, "durable-streams (PyPI)": version("durable-streams")}
+
+
+def _puller_versions() -> dict[str, str]:
+    return {"pusher (npm)": _npm("pusher"), "pusher (PyPI)": version("pusher"), "httpx (PyPI)": version("httpx")}

@@ -10,6 +10,7 @@ import pytest_asyncio
 from matrix import page
 from matrix.features import ROWS, Cell, Row
 from matrix.libraries import COLUMNS, Column
+from matrix.pullers import PULLERS
 from matrix.readers import READERS
 from matrix.rules import RULES, Rule
 from matrix.world import World, running_world
@@ -27,7 +28,7 @@ def test_every_row_names_every_column() -> None:
     columns = {column.id for column in COLUMNS}
     for row in ROWS:
         assert set(row.cells) == columns, f"{row.id}: {set(row.cells) ^ columns}"
-    ids = [row.id for row in ROWS] + [rule.id for rule in (*RULES, *READERS)]
+    ids = [row.id for row in ROWS] + [rule.id for rule in (*RULES, *READERS, *PULLERS)]
     assert len(set(ids)) == len(ids)
 
 
@@ -49,7 +50,7 @@ async def test_cell(world: World, row: Row, column: Column, record_property: Rec
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("rule", [pytest.param(rule, id=rule.id) for rule in (*RULES, *READERS)])
+@pytest.mark.parametrize("rule", [pytest.param(rule, id=rule.id) for rule in (*RULES, *READERS, *PULLERS)])
 async def test_rule(world: World, rule: Rule, record_property: Record) -> None:
     record_property("cell", (rule.id, ""))
     await _run(rule.run, Cell(world, rule.id, None))

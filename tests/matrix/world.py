@@ -55,6 +55,7 @@ APPS = {
     "idempotent": {"idempotency": "true"},
     "keeps": {"user_resume_s": "60"},
     "granting": {"grants": "true"},
+    "pulling": {},
 }
 
 

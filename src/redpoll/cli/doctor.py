@@ -48,8 +48,8 @@ def doctor(
 
     Without URL: checks this machine and its settings (limits, memory, disk, clock, certificate, Redis, versions).
     With URL: checks a server from outside, as a browser connects, through every proxy in between: DNS, TCP, TLS,
-    HTTP, Upgrade, subscribe, publish, receive, stream, idle timeout. Each failure comes with its likely cause and a
-    remedy.
+    HTTP, Upgrade, subscribe, publish, receive, stream, idle timeout, webhooks by pull. Each failure comes with its
+    likely cause and a remedy.
     With --env, the address is that of PUSHER_URL: every user of the machine can read a secret on a command line.
 
     \b

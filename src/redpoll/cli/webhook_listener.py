@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,6 +95,8 @@ class Listener:
         if self._stopping.is_set() and work is not None:
             self._interrupted = True
             work.cancel()
+        elif self._running:
+            click.echo("redpoll: waiting for the commands that run; a second Ctrl-C ends them", err=True)
         self._stopping.set()
 
     def _fail(self, fault: RemoteError | CannotStart) -> None:
@@ -186,7 +189,7 @@ class Listener:
             await process.communicate(delivery["body"].encode())
         finally:
             if process.returncode is None:
-                process.terminate()
+                _terminate(process)
         if process.returncode == 0:
             self._known.append(delivery["id"])
             self._acknowledge_later(delivery["id"])
@@ -200,6 +203,15 @@ class Listener:
         end = "done" if code == 0 else f"exit {code}, it comes again"
         words = safe(f"{shown['id']}  {shown['event']}  {shown['channel']}", 400)
         click.echo(f"{words}  attempt {shown['attempt']}  {took_s:.2f} s  {end}")
+
+
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Ends the command, and what it has started in its group."""
+    if sys.platform == "win32":
+        process.terminate()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

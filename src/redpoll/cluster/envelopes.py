@@ -9,11 +9,14 @@
     x <epoch>                                                                                       HISTORY_CLEARED
     z <offset>                                                                                      HISTORY_ENDED
     c <channel>\\n<envelope>                                                                        CONSOLE_COPY
+    w                                                                                               WEBHOOKS_DUE
+    a <id> <id> …                                                                                   WEBHOOKS_ENDED
 
 The topic says the app and the channel. The extension (redpoll._frame) parses EVENT on its way to a WebSocket frame.
 The scripts hold.lua, publish.lua and clear.lua write envelopes with the same letters.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from redpoll import _frame
@@ -32,6 +35,8 @@ __all__ = [
     "parse_count",
     "parse_ended",
     "parse_removed",
+    "parse_webhooks_ended",
+    "webhooks_ended_envelope",
     "worker_of",
 ]
 
@@ -52,6 +57,10 @@ class Envelope:
     """The event before it, at this offset, is the channel's last."""
     CONSOLE_COPY: Final = b"c"
     """A copy of an event for the dashboard's console."""
+    WEBHOOKS_DUE: Final = b"w"
+    """Deliveries may be due that the app's back end pulls."""
+    WEBHOOKS_ENDED: Final = b"a"
+    """These were acknowledged."""
 
 
 class Added(NamedTuple):
@@ -146,6 +155,17 @@ def parse_ended(payload: bytes) -> int:
     """The offset of a HISTORY_ENDED envelope. Raises ValueError for anything else."""
     (_, offset), _ = _head(payload, Envelope.HISTORY_ENDED)
     return int(offset)
+
+
+def webhooks_ended_envelope(ids: Iterable[str]) -> bytes:
+    """Deliveries with these ids were acknowledged."""
+    return " ".join([Envelope.WEBHOOKS_ENDED.decode(), *ids]).encode()
+
+
+def parse_webhooks_ended(payload: bytes) -> list[str]:
+    """The ids of a WEBHOOKS_ENDED envelope. Raises ValueError for anything else."""
+    (_, *ids), _ = _head(payload, Envelope.WEBHOOKS_ENDED)
+    return [delivery_id.decode() for delivery_id in ids]
 
 
 def console_envelope(channel: str, envelope: bytes) -> bytes:

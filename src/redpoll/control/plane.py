@@ -163,9 +163,13 @@ class ControlPlane:
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
         self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
-        webhooks.pulls.announce = lambda app_id: link.call(keys.publish, keys.topic(app_id, PULLS_TOPIC), b"")
+        webhooks.pulls.announce = self._announce_pulls
         webhooks.pulls.spans = spans
         self.counters = self._counters(records, outbox)
+
+    def _announce_pulls(self, app_id: str, envelope: bytes) -> None:
+        keys = self.cluster.keys
+        self.cluster.link.call(keys.publish, keys.topic(app_id, PULLS_TOPIC), envelope)
 
     # -- the parts that answer requests
 

@@ -18,8 +18,10 @@ from typing import Any, Final
 
 import aiohttp
 
-from redpoll.config.remedies import REFUSALS, recognise, remedy_for_idle, remedy_for_upgrade
+from redpoll.config.remedies import REFUSALS, recognise, remedy_for_upgrade
 from redpoll.doctor.fallback import check_fallback
+from redpoll.doctor.idle import examine_idle
+from redpoll.doctor.pulls import examine_pulls
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target
@@ -204,24 +206,45 @@ async def _speak(
             return
         socket_id = _data(greeting).get("socket_id", "?")
         yield ok("Connect", f"connection_established, socket id {socket_id}")
-        channel = f"doctor-{secrets.token_hex(6)}"
-        began = time.perf_counter()
-        await websocket.send_str(json.dumps({"event": "pusher:subscribe", "data": {"channel": channel}}))
-        succeeded = await _until(websocket, "pusher_internal:subscription_succeeded")
-        if succeeded is None:
-            yield failed(
-                "Subscribe",
-                f"no subscription_succeeded within {_STEP_TIMEOUT_S:g} s",
-                "the worker can't reach Redis",
-                "look at /readyz on the control port, and at redis_url",
-            )
-            return
-        yield ok("Subscribe", f"{channel}: succeeded in {(time.perf_counter() - began) * 1000:.1f} ms")
-        async for finding in _publish(session, target, websocket, channel):
+        async for finding in _use(session, target, websocket, patience_s, stream, proxy):
             yield finding
-        if not finding.cause:
-            yield await examine_stream(session, target, stream or channel, chosen=stream is not None)
-        yield await _wait_idle(websocket, patience_s, proxy)
+
+
+async def _use(
+    session: aiohttp.ClientSession,
+    target: Target,
+    websocket: aiohttp.ClientWebSocketResponse,
+    patience_s: float,
+    stream: str | None,
+    proxy: str,
+) -> AsyncIterator[Finding]:
+    """What a connected client does, and what its back end does meanwhile."""
+    channel = f"doctor-{secrets.token_hex(6)}"
+    began = time.perf_counter()
+    await websocket.send_str(json.dumps({"event": "pusher:subscribe", "data": {"channel": channel}}))
+    succeeded = await _until(websocket, "pusher_internal:subscription_succeeded")
+    if succeeded is None:
+        yield failed(
+            "Subscribe",
+            f"no subscription_succeeded within {_STEP_TIMEOUT_S:g} s",
+            "the worker can't reach Redis",
+            "look at /readyz on the control port, and at redis_url",
+        )
+        return
+    yield ok("Subscribe", f"{channel}: succeeded in {(time.perf_counter() - began) * 1000:.1f} ms")
+    async for finding in _publish(session, target, websocket, channel):
+        yield finding
+    if finding.cause:
+        yield await examine_idle(websocket, patience_s, proxy)
+        return
+    yield await examine_stream(session, target, stream or channel, chosen=stream is not None)
+    # Both wait.
+    pulls = asyncio.create_task(examine_pulls(session, target, patience_s))
+    try:
+        yield await examine_idle(websocket, patience_s, proxy)
+        yield await pulls
+    finally:
+        pulls.cancel()
 
 
 async def _http(session: aiohttp.ClientSession, target: Target) -> tuple[list[Finding], str]:
@@ -383,33 +406,6 @@ def _publish_fault(status: int, text: str) -> Finding:
     if status == 404:
         cause, remedy = "the path /apps/ doesn't reach redpoll", "forward /apps/ to redpoll's port"
     return failed("Publish", f"{status}: {said}", cause, *([remedy] if remedy else []))
-
-
-async def _wait_idle(websocket: aiohttp.ClientWebSocketResponse, patience_s: float, proxy: str) -> Finding:
-    """Sends nothing and waits for something in between to close the connection."""
-    if patience_s <= 0:
-        return skipped("Idle", "not waited for (--patience 0)")
-    began = time.monotonic()
-    deadline = began + patience_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        try:
-            message = await websocket.receive(timeout=left_s)
-        except TimeoutError:
-            break
-        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
-            silent_s = time.monotonic() - began
-            code = websocket.close_code
-            if code is not None and 4000 <= code < 5000:
-                return failed("Idle", f"closed with {code} after {silent_s:.0f} s", "the server closed the connection")
-            return failed(
-                "Idle",
-                f"closed without a reason after {silent_s:.0f} s of silence",
-                f"{proxy or 'a proxy or firewall in between'} closes connections that are idle for {silent_s:.0f} s",
-                *remedy_for_idle(proxy),
-            )
-        if message.type is aiohttp.WSMsgType.TEXT and "pusher:ping" in message.data:
-            return ok("Idle", f"open after {time.monotonic() - began:.0f} s, when the server sent its own ping")
-    return ok("Idle", f"still open after {patience_s:.0f} s of silence")
 
 
 async def _frame(websocket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:

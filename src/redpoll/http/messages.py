@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 __all__ = [
     "AUTHENTICATED",
@@ -21,12 +21,14 @@ __all__ = [
     "HTTP_1_0",
     "LAST",
     "MAX_BODY_BYTES",
-    "PULL_WAIT",
+    "PULL_LIMIT",
+    "PULL_TERMS",
     "SECURE",
     "SIZE_BYTES",
     "STREAM",
     "STREAM_APP",
     "STREAM_CHANNEL",
+    "PullTerms",
     "number_of",
     "pack_fields",
     "size_of",
@@ -49,9 +51,10 @@ STREAM: Final = 16  # the worker answers it, and asks what it may answer (worker
 # Header fields of control's answer to a request with STREAM: the app, and the channel that may be read.
 STREAM_APP: Final = "X-Stream-App"
 STREAM_CHANNEL: Final = "X-Stream-Channel"
-# In the answer to a pull of webhooks for which nothing is due: for how many seconds the client waits, and in how many
-# the next delivery is due, if one waits.
-PULL_WAIT: Final = "X-Pull-Wait"
+# In a pull of webhooks whose client gets a stream: how many deliveries it takes now, because others are on their way.
+PULL_LIMIT: Final = "X-Pull-Limit"
+# In the answer to it, and to any pull for which nothing is due: PullTerms, with STREAM_APP.
+PULL_TERMS: Final = "X-Pull-Terms"
 
 # Flags of an answer.
 LAST: Final = 1  # the connection closes after it; of request 0: control is stopping
@@ -69,10 +72,30 @@ FIELDS: Final = (
     "Origin",
     "Access-Control-Request-Headers",
     "traceparent",
+    PULL_LIMIT,
 )
 
 _FIELD: Final = struct.Struct("<BH")
 _SIZE: Final = struct.Struct("<I")
+
+
+class PullTerms(NamedTuple):
+    """For how long the client of a pull waits, how many deliveries it takes at a time, how long they are leased to it,
+    and in how many seconds the next one is due; infinity if none waits."""
+
+    wait_s: float
+    limit: int
+    lease_s: float
+    next_s: float
+
+    def packed(self) -> str:
+        """The value of PULL_TERMS."""
+        return f"{self.wait_s:g} {self.limit} {self.lease_s:g} {self.next_s:.3f}"
+
+    @classmethod
+    def unpack(cls, value: str) -> Self:
+        wait_s, limit, lease_s, next_s = value.split(" ")
+        return cls(float(wait_s), int(limit), float(lease_s), float(next_s))
 
 
 def pack_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:

@@ -13,7 +13,17 @@ from typing import Final, NamedTuple
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import MAX_OFFSET
 
-__all__ = ["CURSOR_INTERVAL_S", "Live", "Reading", "Start", "cursor_at", "has_ended_since", "parse_reading", "token_of"]
+__all__ = [
+    "CURSOR_INTERVAL_S",
+    "Live",
+    "Reading",
+    "Start",
+    "accepts_events",
+    "cursor_at",
+    "has_ended_since",
+    "parse_reading",
+    "token_of",
+]
 
 # Section 10.1: cursors count intervals from 2024-10-09T00:00:00Z.
 CURSOR_INTERVAL_S: Final = 20
@@ -91,6 +101,11 @@ def parse_reading(query: Sequence[tuple[str, str]], accept: str, last_event_id: 
     return Reading(start, live, None if cursor is None else int(cursor), only is not None)
 
 
+def accepts_events(accept: str) -> bool:
+    """Whether the Accept header asks for server-sent events."""
+    return "text/event-stream" in [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+
+
 def cursor_at(now_s: float, asked: int | None) -> int:
     """The cursor for an answer at Unix time `now_s` to a client whose last one was `asked`: always a greater one than
     that (section 10.1)."""
@@ -115,8 +130,7 @@ def _single_values(query: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def _live_of(live: str | None, accept: str) -> Live:
     if live is None:
-        types = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-        return Live.EVENT_SOURCE if "text/event-stream" in types else Live.NO
+        return Live.EVENT_SOURCE if accepts_events(accept) else Live.NO
     if live == Live.LONG_POLL.value:
         return Live.LONG_POLL
     if live == Live.SSE.value:

@@ -27,6 +27,7 @@ class Ended(NamedTuple):
     """A delivery that was acknowledged, or became a dead letter. `waited`: until now. `size` is that of its body."""
 
     number: int
+    id: str
     endpoint_id: str
     waited: bool
     size: int
@@ -34,6 +35,7 @@ class Ended(NamedTuple):
 
 _ENDED: Final = (
     deliveries.c.number,
+    deliveries.c.id,
     deliveries.c.endpoint_id,
     (deliveries.c.state == "waiting").label("waited"),
     sa.func.length(deliveries.c.body),

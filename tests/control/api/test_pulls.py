@@ -1,9 +1,11 @@
 """What control answers to pulls; tests/worker/streams/test_pulls.py has whole servers, with workers that wait."""
 
+import math
+
 import pytest
 
 from redpoll.control.api.pulls import DEFAULT_WAIT_S, MAX_WAIT_S
-from redpoll.http.messages import STREAM
+from redpoll.http.messages import STREAM, PullTerms
 
 PATH = "/apps/3/webhooks/stream"
 
@@ -20,10 +22,11 @@ async def token(plane) -> str:
 async def test_a_worker_learns_for_how_long_to_wait(workers_request, token, query, waits_s):
     shown = {"Authorization": f"Bearer {token}"}
     reply = await workers_request("GET", PATH + query, fields=shown, flags=STREAM)
-    assert (reply.headers["x-stream-app"], reply.headers["x-pull-wait"]) == ("3", f"{waits_s} ")
+    terms = PullTerms.unpack(reply.headers["x-pull-terms"])
+    assert (reply.headers["x-stream-app"], terms) == ("3", (waits_s, 10, 60, math.inf))
     # Others are answered at once: nothing is due.
     reply = await workers_request("GET", PATH + query, fields=shown)
-    assert (reply.status, reply.json(), "x-pull-wait" in reply.headers) == (200, {"deliveries": []}, False)
+    assert (reply.status, reply.json(), "x-pull-terms" in reply.headers) == (200, {"deliveries": []}, False)
     assert reply.headers["cache-control"] == "no-store"
 
 

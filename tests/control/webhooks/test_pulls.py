@@ -174,10 +174,19 @@ async def test_disabled_endpoint_hands_out_nothing_and_another_app_has_none(make
     with pytest.raises(RecordError, match="no webhook with the id x"):
         await webhooks.pulls.hand_out(APP, "x", 1)
     announced = []
-    webhooks.pulls.announce = announced.append
+    webhooks.pulls.announce = lambda *said: announced.append(said)
     await webhooks.endpoints.set_enabled(endpoint.id, True)
-    assert announced == [APP]
-    assert len(await take(webhooks)) == 1
+    assert announced == [(APP, b"w")]
+    # One that takes nothing leases nothing.
+    assert await webhooks.pulls.hand_out(APP, None, 0) == ([], None)
+    ((delivery_id, attempt),) = await take(webhooks)
+    assert attempt == 1
+    assert await webhooks.pulls.acknowledge(APP, [delivery_id, "unknown"]) == 1
+    assert (announced[1:], await webhooks.pulls.acknowledge(APP, [delivery_id])) == (
+        [(APP, b"a %b" % delivery_id.encode())],
+        0,
+    )
+    assert len(announced) == 2
 
 
 async def test_lease_keeps_its_length_when_the_clock_is_set_or_another_node_leads(make_webhooks, clock):

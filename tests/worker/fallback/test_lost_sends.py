@@ -133,6 +133,25 @@ async def test_send_that_its_address_may_not_have_under_way_ends_the_session(ben
     await bench.settled(two, lambda: not two.fallback.lost_sends._noted)
 
 
+@pytest.mark.parametrize("with_body", [False, True])
+async def test_send_for_whose_connection_there_is_no_room_ends_the_session(bench, with_body):
+    """The head wasn't read, so the page waited for its subscription for ever."""
+    one, two = await bench.start(), await bench.start()
+    client = await bench.fallback(one)
+    http = two.gate.http
+    http._max_connections = 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", two.port)
+    writer.write(head_of("POST", client.socket.path("xhr_send"), {}, len(PING)) + PING * with_body)
+    assert (await read_head(reader)).status == 503
+    writer.close()
+    assert await closed_with(client) == 4100
+    # Others get the same answer, and nothing of them stays.
+    assert (await ask("127.0.0.1", two.port, "GET", "/apps/1/channels", b"")).status == 503
+    await bench.settled(two, lambda: not two.fallback.lost_sends._noted)
+    assert (len(http.connections), http.refused["connections"]) == (0, 2)
+    assert not two.gate.strangers.callers
+
+
 async def test_send_whose_body_does_not_come_ends_the_session(bench):
     worker = await bench.start()
     worker.gate.http.body_timeout_s = 0.1

@@ -140,7 +140,7 @@ class Shared:
     def refusal(self, http, request):
         return None
 
-    def send(self, http, request):
+    def send(self, http, request, requester=None, more_flags=0):
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode()
         return self.link.send(

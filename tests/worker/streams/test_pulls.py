@@ -8,7 +8,7 @@ import pytest
 
 from pulled_server import acknowledge, occupying, pull, pulled_server
 from redpoll.http.reader import ParsedRequest
-from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, Pulls
+from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, LongPull, Pulls
 from wire import Api, signed_path
 
 
@@ -110,9 +110,9 @@ async def test_woken_request_whose_client_leaves_wakes_the_next():
     """The delivery waited until the next of them asked by itself, for up to 8 s."""
     pulls = Pulls(deaf := Deaf(), lambda: True)
     request = ParsedRequest(0, b"GET", b"/apps/1/webhooks/stream", [], [], b"")
-    nothing = b"HTTP/1.1 200 OK\r\nX-Stream-App: 1\r\nX-Pull-Wait: 60 \r\n\r\n{}"
+    nothing = b"HTTP/1.1 200 OK\r\nX-Stream-App: 1\r\nX-Pull-Terms: 60 10 60 inf\r\n\r\n{}"
     peers = [Asking() for _ in range(3)]
-    waiting = [pulls.begin(peer, request) for peer in peers]
+    waiting = [LongPull(pulls, peer, request) for peer in peers]
     for one in waiting:
         one.ask()
         # At first, and again once it hears the app's deliveries.

@@ -14,7 +14,8 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import Grant, RevokedGrants
 from redpoll.protocol.streams import Live
 from redpoll.worker.streams import streams as module
-from redpoll.worker.streams.streams import POLL_S, STREAM_S, Streams
+from redpoll.worker.streams.formats import STREAM_S
+from redpoll.worker.streams.streams import POLL_S, Streams
 from server import Server
 from wire import Api
 

@@ -28,7 +28,7 @@ SHARDS: Final = 64
 
 # Takes the place of a channel in the topic on which the dashboard's console gets an app's events.
 CONSOLE_TOPIC: Final = "%console"
-# The same, in the topic on which workers hear that webhook deliveries may be due that the app's back end pulls.
+# The same, in the topic on which workers hear of the webhook deliveries that the app's back end pulls.
 PULLS_TOPIC: Final = "%pulls"
 
 # In the hash of a channel's counts by worker: their sum. It is there if the channel's subscription_count is announced,

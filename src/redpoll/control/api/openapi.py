@@ -161,7 +161,11 @@ _QUERY: Final = {
         "An app token or a grant (`KEY:JWT`), for clients that can't send header fields. It is never logged.",
     ),
     "pull_endpoint": ("endpoint", "Only deliveries of this endpoint. Default: of all that have no URL."),
-    "pull_limit": ("limit", "The maximum number of deliveries, 1 to 100; default 10. Large ones come alone."),
+    "pull_limit": (
+        "limit",
+        "The maximum number of deliveries, 0 to 100; default 10. Large ones come alone. With 0 nothing is handed out. "
+        "Of a stream, how many may be handed out and not acknowledged.",
+    ),
     "pull_wait": (
         "wait",
         "For how many seconds to wait for a delivery if none is due, 0 to 60; default 30. The control port doesn't "

@@ -6,6 +6,7 @@ Control answers at once. A worker that has such a request waits for it, and asks
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -15,7 +16,7 @@ from redpoll.control.http.response import header_line
 from redpoll.control.http.schemas import AcknowledgedResponse, PulledDelivery, PulledResponse
 from redpoll.control.records.checks import RecordError
 from redpoll.control.webhooks.pulls import MAX_IDS, MAX_LIMIT
-from redpoll.http.messages import PULL_WAIT, STREAM, STREAM_APP
+from redpoll.http.messages import PULL_LIMIT, PULL_TERMS, STREAM, STREAM_APP, PullTerms
 from redpoll.protocol.errors import ApiError, fault_of
 
 if TYPE_CHECKING:
@@ -51,22 +52,25 @@ class PullRequests:
         self._pulls = pulls
 
     async def stream(self, request: Request) -> Response:
-        """Hands out due deliveries; `endpoint`, `limit`, `wait`. If there are none, a worker gets in header fields the
-        app, for how long its client waits, and in how many seconds the next delivery is due."""
-        limit = _number(request, "limit", _DEFAULT_LIMIT, 1, MAX_LIMIT)
+        """Hands out due deliveries; `endpoint`, `limit`, `wait`. A worker whose client waits or gets a stream also gets
+        the app and PullTerms, in header fields."""
+        limit = _number(request, "limit", _DEFAULT_LIMIT, 0, MAX_LIMIT)
         wait_s = _number(request, "wait", DEFAULT_WAIT_S, 0, MAX_WAIT_S)
         endpoint_id = request.param("endpoint") or None
+        room = request.headers.get(PULL_LIMIT) if request.flags & STREAM else None
+        takes = limit if room is None else min(limit, int(room))
         if request.method == "HEAD":
             # What is handed out must reach somebody.
-            return request.ok(_encode(PulledResponse([])), _NOT_STORED)
+            takes = 0
         try:
-            handed, next_s = await self._pulls.hand_out(request.app.id, endpoint_id, limit)
+            handed, next_s = await self._pulls.hand_out(request.app.id, endpoint_id, takes)
         except RecordError as error:
             raise ApiError("not_found", str(error)) from None
         lines = _NOT_STORED
-        if request.flags & STREAM and not handed:
-            lines += header_line(STREAM_APP, request.app.id)
-            lines += header_line(PULL_WAIT, f"{wait_s} {'' if next_s is None else f'{max(0.0, next_s):.3f}'}")
+        if request.flags & STREAM and (room is not None or not handed):
+            next_s = math.inf if next_s is None else max(0.0, next_s)
+            terms = PullTerms(wait_s, limit, self._pulls.lease_s, next_s)
+            lines += header_line(STREAM_APP, request.app.id) + header_line(PULL_TERMS, terms.packed())
         return request.ok(_encode(PulledResponse([_shape(delivery) for delivery in handed])), lines)
 
     async def acknowledge(self, request: Request) -> Response:

@@ -314,7 +314,8 @@ def routes_of(
                 scope="webhooks",
                 about=About(
                     "Hand out webhook deliveries of endpoints without a URL: those that are due, or that come while "
-                    "the request waits.",
+                    "the request waits. With `Accept: text/event-stream`: a stream of events `delivery`, each with one "
+                    "delivery as its data.",
                     PulledResponse,
                     query=("pull_endpoint", "pull_limit", "pull_wait"),
                     faults=("bad_request", "not_found", "too_many_connections"),

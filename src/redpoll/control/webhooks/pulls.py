@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from redpoll.cluster.envelopes import Envelope, webhooks_ended_envelope
 from redpoll.control.records.records import RecordError
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.endpoints import Endpoints
@@ -56,8 +57,8 @@ class Pulls:
 
     `attempts` counts outcomes since the start: deliveries that were acknowledged, and leases that ended without.
     `by_app` has both by app id, in this order; `failed_total` counts dead letters. `on_left(endpoint_id, size)`: a
-    delivery with a body of this size no longer waits. plane.py sets `announce(app_id)`, which tells all workers that
-    deliveries of the app may be due, and `spans`, None unless OpenTelemetry is on.
+    delivery with a body of this size no longer waits. plane.py sets `announce(app_id, envelope)`, which tells all
+    workers of the app's deliveries, and `spans`, None unless OpenTelemetry is on.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Pulls:
         self.attempts: Counter[str] = Counter()
         self.by_app: dict[str, tuple[int, int]] = {}
         self.failed_total = 0
-        self.announce: Callable[[str], None] = _ignore
+        self.announce: Callable[[str, bytes], None] = _ignore
         self.spans: Spans | None = None
         self.lease_s = lease_s
         self._store = store
@@ -90,9 +91,12 @@ class Pulls:
     # -- what back ends ask for
 
     async def hand_out(self, app_id: str, endpoint_id: str | None, limit: int) -> tuple[list[Handed], float | None]:
-        """Due deliveries of the app, or of one endpoint, the longest due first, and in how many seconds the next one is
-        due if there are none: None if none waits. Raises RecordError if the app has no such endpoint."""
+        """At most `limit` due deliveries of the app, or of one endpoint, the longest due first, and in how many seconds
+        the next one is due if there are none: None if none waits. A limit of 0 only asks whether there is such an
+        endpoint. Raises RecordError if the app has none."""
         endpoints = {one.id: one for one in self._asked(app_id, endpoint_id) if one.enabled}
+        if not limit:
+            return [], None
         async with self._store.reading() as connection:
             next_at = await pulled_rows.next_due(connection, endpoints, self._max_attempts)
         if next_at is None:
@@ -121,6 +125,9 @@ class Pulls:
             ended = await pulled_rows.acknowledge(connection, endpoints, ids, self._clock(), Outcome.DELIVERED)
         self._count(app_id, Outcome.DELIVERED, len(ended))
         self._left(ended)
+        if ended:
+            # Streams have room for as many.
+            self.announce(app_id, webhooks_ended_envelope(one.id for one in ended))
         return len(ended)
 
     # -- what the leader does
@@ -150,7 +157,7 @@ class Pulls:
         """Deliveries of these endpoints were added, or are due again: those that are pulled are announced."""
         found = [self._endpoints.known(endpoint_id) for endpoint_id in endpoint_ids]
         for app_id in {one.app_id for one in found if one is not None and one.pulled and one.enabled}:
-            self.announce(app_id)
+            self.announce(app_id, Envelope.WEBHOOKS_DUE)
 
     # -- internal
 

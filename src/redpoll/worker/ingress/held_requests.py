@@ -54,12 +54,26 @@ class HoldingConnection(HttpConnection[Connection]):
 
     def refuse(self, fault: Fault) -> None:
         """Answer with an error, and read nothing more. A session hears of the xhr_send that is lost by this."""
-        if fault.status == 503 and self._reader.phase is Phase.BODY:
-            answer = self._answer_here(self._reader.head_request(HEAD_ONLY | CLOSES, None, fault.status))
-            if answer is not None:
-                self.end(closing(answer))
-                return
-        super().refuse(fault)
+        request = self._refused_request(fault.status) if fault.status == 503 else None
+        answer = None if request is None else self._answer_here(request)
+        if answer is None:
+            super().refuse(fault)
+        else:
+            self.end(closing(answer))
+
+    def refuse_first(self, data: bytes, fault: Fault) -> None:
+        """There is no room for the connection. Only what came first is read, for `refuse`."""
+        if b"/app/" in data:
+            self._reader.read(data)
+        self.refuse(fault)
+
+    def _refused_request(self, status: int) -> ParsedRequest | None:
+        """The request that is refused, if its head has come."""
+        reader = self._reader
+        if reader.phase is Phase.BODY:
+            return reader.head_request(HEAD_ONLY | CLOSES, None, status)
+        request = reader.requests[0] if reader.requests else None
+        return request._replace(refusal=status) if isinstance(request, ParsedRequest) else None
 
     def read_no_more(self) -> None:
         """This request is the last of its connection: give back the memory of the reader."""

@@ -50,6 +50,7 @@ _IDLE = State.IDLE
 MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
+_NO_ROOM: Final = "this server has as many HTTP connections as it takes; send the request again"
 
 
 class PublicConnection(ReadingConnection):
@@ -175,16 +176,14 @@ class PublicConnection(ReadingConnection):
                 request = asked.request
             refusal = http.refusal(self, request)
             if refusal is None:
-                self._sent_flags, self._sent_method = request.flags, request.method
-                self.state = _ANSWER
-                if asked is None and is_pull(request):
-                    pull = self.pull_webhooks(request, http.streams.pulls)
-                    self._number = http.send(self, request, pull, STREAM)
-                elif asked is None:
-                    self._number = http.send(self, request)
-                else:
-                    reader = self.read_channel(asked, request, http.streams)
-                    self._number = http.send(self, request, reader, STREAM)
+                self._sent_flags, self._sent_method, self.state = request.flags, request.method, _ANSWER
+                requester: Requester | None = None
+                if asked is not None:
+                    requester = self.read_channel(asked, request, http.streams)
+                elif is_pull(request):
+                    requester = pull = self.pull_webhooks(request, http.streams.pulls)
+                    request = pull.request
+                self._number = http.send(self, request, requester, STREAM if requester else 0)
                 return
             answer = refusal
         if request.method == b"HEAD":
@@ -334,12 +333,14 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
     def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
         """Serve a connection that speaks HTTP. `data` is what came first."""
         full = len(self.connections) >= self._max_connections
-        if full and not self.strangers.make_http_room(peer) and not self.close_idle():
+        full = full and not self.strangers.make_http_room(peer) and not self.close_idle()
+        made = PublicConnection(self, connection, peer, SECURE if secure else 0)
+        if full:
             self.limit_reached("connections")
-            text = "this server has as many HTTP connections as it takes; send the request again"
-            connection.end_http(error_response(503, "unavailable", text, "Retry-After: 1\r\n"))
+            made.refuse_first(data, Fault(503, "unavailable", _NO_ROOM))
+            self.strangers.forget(connection)
             return
-        self.connections[connection] = made = PublicConnection(self, connection, peer, SECURE if secure else 0)
+        self.connections[connection] = made
         made.received(data)
 
     def close_idle(self) -> bool:
@@ -417,9 +418,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
             return None
         else:
             self.limit_reached(limit)
-            text = TOO_MANY_OF_ADDRESS
-            if limit == "requests":
-                text = "this server has as many requests under way as it takes; send the request again"
+            full = "this server has as many requests under way as it takes; send the request again"
+            text = full if limit == "requests" else TOO_MANY_OF_ADDRESS
         return error_response(503, "unavailable", text, "Retry-After: 1\r\n", keep_alive=True)
 
     def _limit_of(self, http: PublicConnection, request: ParsedRequest) -> str | None:

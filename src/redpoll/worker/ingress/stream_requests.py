@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from redpoll.http.messages import AUTHENTICATED
 from redpoll.worker.ingress.held_requests import HoldingConnection
-from redpoll.worker.streams.pulls import Pull
+from redpoll.worker.streams.asked import wants_events
+from redpoll.worker.streams.pull_stream import PullStream
+from redpoll.worker.streams.pulls import LongPull
 from redpoll.worker.streams.reader import Reader
 
 if TYPE_CHECKING:
     from redpoll.http.reader import ParsedRequest
     from redpoll.worker.streams.asked import Asked
     from redpoll.worker.streams.owner import Owner
-    from redpoll.worker.streams.pulls import Pulls
+    from redpoll.worker.streams.pulls import Pull, Pulls
 
 __all__ = ["ReadingConnection"]
 
@@ -30,7 +32,7 @@ class ReadingConnection(HoldingConnection):
 
     def pull_webhooks(self, request: ParsedRequest, pulls: Pulls) -> Pull:
         """The pull that answers the request once control has allowed it."""
-        pull = pulls.begin(self, request)
+        pull = PullStream(pulls, self, request) if wants_events(request) else LongPull(pulls, self, request)
         self.hold(pull, request)
         return pull
 

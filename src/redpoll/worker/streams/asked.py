@@ -18,9 +18,9 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.credentials import bearer_of, has_token
 from redpoll.protocol.errors import ApiError, ClientError
 from redpoll.protocol.grants import AppGrants, Grant
-from redpoll.protocol.streams import Reading, parse_reading
+from redpoll.protocol.streams import Reading, accepts_events, parse_reading
 
-__all__ = ["READ_FIELDS", "Asked", "asked_of"]
+__all__ = ["READ_FIELDS", "Asked", "asked_of", "wants_events"]
 
 # The header fields that requests are read with: those for control, and those that only the worker reads.
 _OWN_FIELDS: Final = ("X-Forwarded-Proto", "Accept", "If-None-Match", "Last-Event-ID")
@@ -100,6 +100,11 @@ def asked_of(request: ParsedRequest) -> Asked | None:
         own.get(_IF_NONE_MATCH, ""),
         own.get(_LAST_EVENT_ID, "").strip(),
     )
+
+
+def wants_events(request: ParsedRequest) -> bool:
+    """Whether the client asks for server-sent events."""
+    return any(place == _ACCEPT and accepts_events(value.decode("latin-1")) for place, value in request.fields)
 
 
 def _without_token(query: str) -> tuple[str | None, str]:

@@ -5,6 +5,7 @@ Knows nothing of connections. A `Form` says how a stream of events is written; i
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -16,11 +17,27 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.history import StoredMessage
 from redpoll.protocol.streams import Live, Reading, cursor_at, token_of
 
-__all__ = ["KEEP_ALIVE", "Batch", "Form", "Message", "as_json", "form_of", "message_of"]
+__all__ = [
+    "KEEP_ALIVE",
+    "KEEP_ALIVE_S",
+    "STREAM_S",
+    "Batch",
+    "Form",
+    "Message",
+    "as_json",
+    "event_text",
+    "form_of",
+    "lifetime_s",
+    "message_of",
+]
 
 _encode: Final = msgspec.json.Encoder().encode
-# A comment: proxies and clients see that the connection is alive.
+# A stream ends after about this time (section 10.2 of the protocol).
+STREAM_S: Final = 60.0
+_SPREAD: Final = 0.15
+# A comment: proxies and clients see that the connection is alive. It is written after about so long without events.
 KEEP_ALIVE: Final = b":\n\n"
+KEEP_ALIVE_S: Final = 15.0
 # EventSource reconnects after this time, instead of the browser's 3 to 5 s: streams end once a minute.
 _RETRY: Final = b"retry: 1000\n\n"
 # The event after which an EventSource is to be closed. Names that begin so can't be published.
@@ -78,6 +95,10 @@ class Form(NamedTuple):
         body = {"error": error.message, "code": error.code, "status": error.status}
         return self._chunk(b"event: %b\ndata: %b\n\n" % (_ERROR_EVENT.encode(), _encode(body)))
 
+    def events(self, events: Iterable[bytes]) -> bytes:
+        """Events as `event_text` makes them."""
+        return self._chunk(b"".join(events))
+
     def keep_alive(self) -> bytes:
         return self._chunk(KEEP_ALIVE)
 
@@ -97,6 +118,11 @@ class Form(NamedTuple):
 
     def _chunk(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked and data else data
+
+
+def lifetime_s() -> float:
+    """How long a stream lasts. The times differ, so that the clients of a busy channel don't all come again at once."""
+    return STREAM_S * random.uniform(1 - _SPREAD, 1)
 
 
 def form_of(reading: Reading, chunked: bool, now_s: float) -> Form:
@@ -136,15 +162,16 @@ def _data_of(message: Message) -> bytes:
 
 
 def _events_of(batch: Batch) -> bytes:
-    pieces = [_event_of(message, token_of(batch.epoch, message.offset)) for message in batch.messages]
+    pieces = [
+        event_text(token_of(batch.epoch, message.offset), message.event, message.data) for message in batch.messages
+    ]
     if batch.ended:
         pieces.append(b"event: %b\ndata: {}\n\n" % _ENDED_EVENT.encode())
     return b"".join(pieces)
 
 
-def _event_of(message: Message, token: str) -> bytes:
+def event_text(event_id: str, name: bytes, data: bytes) -> bytes:
     """A field is one line: a line break in a name becomes a space, and data with several lines has several fields,
     which the client joins."""
-    name = _LINE_BREAK.sub(b" ", message.event)
-    lines = b"".join(b"data: %b\n" % line for line in _LINE_BREAK.split(message.data))
-    return b"id: %b\nevent: %b\n%b\n" % (token.encode(), name, lines)
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_BREAK.split(data))
+    return b"id: %b\nevent: %b\n%b\n" % (event_id.encode(), _LINE_BREAK.sub(b" ", name), lines)

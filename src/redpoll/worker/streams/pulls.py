@@ -3,7 +3,7 @@
 Control hands out what is due, and answers at once. If nothing is due, the request waits here: it asks again when
 control planes say that deliveries of its app may be due, and when the next retry is. So control forgets clients at
 once, and what it hands out has a reader. A lost message costs a few seconds, because waiting requests also ask now and
-then.
+then. A client gets one answer (LongPull) or a stream of events (pull_stream.py).
 """
 
 from __future__ import annotations
@@ -11,29 +11,42 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from redpoll.cluster.envelopes import Envelope, parse_webhooks_ended
 from redpoll.cluster.redis.keys import PULLS_TOPIC
 from redpoll.http.errors import error_response, http_date
-from redpoll.http.messages import HEAD_ONLY, PULL_WAIT, STREAM_APP
+from redpoll.http.messages import FIELDS, HEAD_ONLY, PULL_LIMIT, PULL_TERMS, STREAM_APP, PullTerms
 
 if TYPE_CHECKING:
     from redpoll.cluster.listening import Listening
     from redpoll.http.reader import ParsedRequest
 
-__all__ = ["MAX_PULLS_OF_APP", "Pull", "PullState", "Pulls", "is_pull"]
+__all__ = [
+    "FIRST_PAUSE_S",
+    "MAX_PAUSE_S",
+    "MAX_PULLS_OF_APP",
+    "LongPull",
+    "Pull",
+    "PullPeer",
+    "PullState",
+    "Pulls",
+    "is_pull",
+    "terms_of",
+]
 
-# Of an app, in each worker, that wait at a time.
+# Of an app, in each worker, that wait or stream at a time.
 MAX_PULLS_OF_APP: Final = 32
 # Between two questions to control; doubles from one to the other.
-_FIRST_PAUSE_S: Final = 1.0
-_MAX_PAUSE_S: Final = 8.0
+FIRST_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 8.0
 # A delivery that is due in less time than this is asked for after it.
 _LEAST_PAUSE_S: Final = 0.01
 _PATH: Final = re.compile(rb"[^?]*/apps/[^/?]+/webhooks/stream(?:\?|$)").match
 _ENDPOINT: Final = re.compile(rb"[?&]endpoint=([^&]*)").search
+_LIMIT: Final = FIELDS.index(PULL_LIMIT)
 _NOTHING: Final = b'{"deliveries":[]}'
 
 
@@ -47,11 +60,16 @@ class PullState(Enum):
 
     ASKING = "control, for deliveries"
     WAITING = "a delivery to be due"
+    FULL = "acknowledgements, because it has as many deliveries as it takes"
+    UNREAD = "the client, to read"
     OVER = "nothing: it is answered, or its client is gone"
 
 
 class PullPeer(Protocol):
     """The connection of a request (ingress/stream_requests.py)."""
+
+    @property
+    def stream(self) -> Any: ...
 
     def recognised(self) -> None:
         """The caller has a right credential."""
@@ -68,6 +86,9 @@ class PullPeer(Protocol):
     def reply(self, response: bytes) -> None:
         """The whole answer."""
 
+    def finish(self, last: bytes) -> None:
+        """The end of an answer that was written piece by piece. The connection closes."""
+
 
 class Pull:
     """One request. It ends when its client sends no more."""
@@ -77,8 +98,8 @@ class Pull:
     __slots__ = ("_app", "_heard", "_pause_s", "_peer", "_pulls", "_timer", "_until", "request", "state")
 
     def __init__(self, pulls: Pulls, peer: PullPeer, request: ParsedRequest) -> None:
-        self.request = request
         self.state = PullState.ASKING
+        self.request = self._limited(request, None)
         self._pulls = pulls
         self._peer = peer
         self._app: AppPulls | None = None
@@ -86,7 +107,7 @@ class Pull:
         self._heard = -1
         # When the client's time is over, on the loop's clock.
         self._until: float | None = None
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause_s = FIRST_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -95,50 +116,32 @@ class Pull:
         found = _ENDPOINT(self.request.target)
         return found[1] if found else b""
 
+    @staticmethod
+    def _limited(request: ParsedRequest, limit: int | None) -> ParsedRequest:
+        """The request with this limit of our own, or without one."""
+        fields = [field for field in request.fields if field[0] != _LIMIT]
+        return request._replace(fields=fields if limit is None else [*fields, (_LIMIT, b"%d" % limit)])
+
     # -- what control says (control_link.Requester) --------------------------------------------------------
 
     def answered(self, flags: int, response: bytes) -> None:
-        waits = _waits_of(response)
-        if waits is None:
-            app = self._app
-            self._finish()
-            self._peer.pass_on(flags, response)
-            if app is not None:
-                # There may be more than one answer holds.
-                app.wake(self.endpoint)
-            return
-        self._peer.recognised()
-        app_id, wait_s, next_s = waits
-        now = self._pulls.now_s()
-        if self._until is None:
-            self._until = now + wait_s
-        if now >= self._until or not self._pulls.admits():
-            self.close()
-        elif self._app is None:
-            self._join(app_id)
-        elif self._heard != self._app.messages:
-            self.ask()
-        else:
-            self.state = PullState.WAITING
-            pause_s = min(self._pause_s, max(next_s, _LEAST_PAUSE_S), self._until - now)
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._timed)
+        raise NotImplementedError
 
     def unanswered(self, sent: bool) -> None:
         self._finish()
         self._peer.pass_unanswered(sent)
 
-    def _join(self, app_id: str) -> None:
-        """Hear of the app's deliveries, and ask again for those that came before."""
+    def _join(self, app_id: str) -> bool:
+        """Hear of the app's deliveries, from now on. False: too many do, and the client was told."""
         app = self._pulls.of_app(app_id)
         if len(app.pulls) >= MAX_PULLS_OF_APP:
             text = f"{MAX_PULLS_OF_APP} requests wait for this app's webhooks in this worker, the most that may"
             self._finish()
             self._peer.reply(error_response(429, "too_many_connections", text, "Retry-After: 1\r\n", keep_alive=True))
-            return
+            return False
         self._app = app
         app.pulls[self] = None
-        self.ask()
+        return True
 
     # -- asking again --------------------------------------------------------------------------------------
 
@@ -149,12 +152,39 @@ class Pull:
             self._heard = self._app.messages
         self._peer.ask(self)
 
+    def _ask_again(self, next_s: float) -> None:
+        """Nothing was due, and is in `next_s` at the earliest, as far as control knew."""
+        assert self._app is not None
+        if self._heard != self._app.messages:
+            self.ask()
+            return
+        self._pause(PullState.WAITING, min(self._pause_s, max(next_s, _LEAST_PAUSE_S)))
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+
+    def _pause(self, state: PullState, seconds: float) -> None:
+        """Wait for so long, or until the client's time is over."""
+        assert self._until is not None
+        self.state = state
+        seconds = min(seconds, self._until - self._pulls.now_s())
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._timed)
+
     def _timed(self) -> None:
         self._timer = None
         if self._until is not None and self._pulls.now_s() >= self._until:
             self.close()
         else:
-            self.ask()
+            self._paused()
+
+    def _paused(self) -> None:
+        """A pause has ended."""
+        self.ask()
+
+    def ended(self, ids: Collection[str]) -> None:
+        """These deliveries were acknowledged."""
+
+    def missed(self) -> None:
+        """Deliveries may have been acknowledged while nothing was heard."""
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -164,10 +194,8 @@ class Pull:
     # -- the end -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Its time is over, or the worker drains: answer that nothing was due."""
-        if self.state is not PullState.OVER:
-            self._finish()
-            self._peer.reply(_nothing())
+        """Its time is over, or the worker drains: end the answer."""
+        raise NotImplementedError
 
     def left(self) -> None:
         """The client is gone. It may have been woken for a delivery: then another request asks."""
@@ -185,6 +213,44 @@ class Pull:
             self._pulls.left(app)
 
 
+class LongPull(Pull):
+    """A request with one answer: deliveries, or nothing once the client's time is over."""
+
+    __slots__ = ()
+
+    def answered(self, flags: int, response: bytes) -> None:
+        found = terms_of(response)
+        if found is None:
+            app = self._app
+            self._finish()
+            self._peer.pass_on(flags, response)
+            if app is not None:
+                # There may be more than one answer holds.
+                app.wake(self.endpoint)
+            return
+        self._peer.recognised()
+        app_id, terms = found
+        now = self._pulls.now_s()
+        if self._until is None:
+            self._until = now + terms.wait_s
+        if now >= self._until or not self._pulls.admits():
+            self.close()
+        elif self._app is not None:
+            self._ask_again(terms.next_s)
+        elif self._join(app_id):
+            if terms.limit:
+                # For deliveries that came before it heard of them.
+                self.ask()
+            else:
+                # It only shows that a request can wait.
+                self._pause(PullState.FULL, terms.wait_s)
+
+    def close(self) -> None:
+        if self.state is not PullState.OVER:
+            self._finish()
+            self._peer.reply(_nothing())
+
+
 class AppPulls:
     """The requests that pull an app's webhooks in this worker (a `Listener` of cluster/listening.py). `messages` counts
     what may have made deliveries due."""
@@ -194,32 +260,48 @@ class AppPulls:
         self.topic = topic
         self.pulls: dict[Pull, None] = {}
         self.messages = 0
+        self._was_lost = False
 
     def subscribed(self) -> None:
         # What was said before is lost.
-        self._heard()
+        if self._was_lost:
+            self._was_lost = False
+            for pull in list(self.pulls):
+                pull.missed()
+        self._may_be_due()
 
     def pushed(self, payload: bytes) -> None:
-        self._heard()
+        if payload.startswith(Envelope.WEBHOOKS_ENDED):
+            ids = parse_webhooks_ended(payload)
+            for pull in list(self.pulls):
+                pull.ended(ids)
+        else:
+            self._may_be_due()
 
     def lost(self) -> None:
         """Nothing is heard until `subscribed`: requests ask now and then."""
+        self._was_lost = True
 
-    def _heard(self) -> None:
+    def _may_be_due(self) -> None:
         self.messages += 1
         for endpoint in {pull.endpoint for pull in self.pulls}:
             self.wake(endpoint)
 
     def wake(self, endpoint: bytes) -> None:
-        """One of the requests that wait for this endpoint asks. If it gets deliveries, it wakes the next one."""
+        """One of the requests that wait for this endpoint asks: the one that asked the longest ago. If it gets
+        deliveries, it wakes the next one."""
         for pull in self.pulls:
             if pull.state is PullState.WAITING and pull.endpoint == endpoint:
+                self.pulls[pull] = self.pulls.pop(pull)
                 pull.ask()
                 return
 
 
 class Pulls:
-    """All requests of a worker that pull webhooks. `admits()`: the worker isn't draining."""
+    """All requests of a worker that pull webhooks. `admits()`: the worker isn't draining. `when_read` is that of
+    HttpServer (Streams.serve_by)."""
+
+    when_read: Callable[[Any, Callable[[], None]], None]
 
     def __init__(self, listening: Listening, admits: Callable[[], bool]) -> None:
         self.admits = admits
@@ -228,12 +310,8 @@ class Pulls:
         self.now_s = asyncio.get_running_loop().time
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """How many requests wait or stream."""
         return sum(len(app.pulls) for app in self._apps.values())
-
-    def begin(self, peer: PullPeer, request: ParsedRequest) -> Pull:
-        """The pull of a request. `ask` it next."""
-        return Pull(self, peer, request)
 
     def of_app(self, app_id: str) -> AppPulls:
         """The requests of an app. Its topic is heard from now on."""
@@ -250,22 +328,18 @@ class Pulls:
             self._listening.remove(app)
 
     def drain(self) -> None:
-        """Answer all that wait. They ask again elsewhere."""
+        """End all but those that ask control, which end with its answer. Their clients ask again elsewhere."""
         for app in list(self._apps.values()):
             for pull in list(app.pulls):
-                if pull.state is PullState.WAITING:
+                if pull.state is not PullState.ASKING:
                     pull.close()
 
 
-def _waits_of(response: bytes) -> tuple[str, float, float] | None:
-    """Of an answer without deliveries (control/api/pulls.py): the app, and in how many seconds the client's time is
-    over and the next delivery is due. None: it is for the client."""
+def terms_of(response: bytes) -> tuple[str, PullTerms] | None:
+    """The app and the terms, if control's answer has them (control/api/pulls.py). None: it is for the client."""
     head = response.partition(b"\r\n\r\n")[0].decode("latin-1")
     fields = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
-    if PULL_WAIT not in fields:
-        return None
-    wait, _, next_s = fields[PULL_WAIT].partition(" ")
-    return fields[STREAM_APP], float(wait), float(next_s) if next_s else float("inf")
+    return (fields[STREAM_APP], PullTerms.unpack(fields[PULL_TERMS])) if PULL_TERMS in fields else None
 
 
 def _nothing() -> bytes:

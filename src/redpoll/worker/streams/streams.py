@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,6 +13,7 @@ from redpoll.protocol.access import REVOKED
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import LEEWAY_S, Grant
 from redpoll.protocol.streams import Live
+from redpoll.worker.streams.formats import KEEP_ALIVE_S, lifetime_s
 from redpoll.worker.streams.pulls import Pulls
 from redpoll.worker.streams.reader import Reader
 from redpoll.worker.streams.tail import Follower, Tail
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Streams"]
 
-# A stream ends after about this time (section 10.2 of the protocol). The times differ, so that the clients of a busy
-# channel don't all come again at once.
-STREAM_S: Final = 60.0
-_SPREAD: Final = 0.15
 # A long poll without a message is answered after this time.
 POLL_S: Final = 15.0
 # A stream ends after its grant, never before.
@@ -38,7 +34,7 @@ _GRANT_MARGIN_S: Final = 0.5
 _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
 # On streams without events something is written this often, in ticks.
-_KEEP_ALIVE_TICKS: Final = 3
+_KEEP_ALIVE_TICKS: Final = round(KEEP_ALIVE_S / _TICK_S)
 _DRAIN_STEP_S: Final = 0.05
 # Bounds what lingers.
 _MAX_IDLE_TAILS: Final = 1_000
@@ -88,6 +84,7 @@ class Streams:
     ) -> None:
         """The connections' server, which needs this first: `when_read` and `wait` are those of HttpServer."""
         self.when_read, self.wait = when_read, wait
+        self.pulls.when_read = when_read
 
     def __len__(self) -> int:
         """How many clients read live."""
@@ -124,7 +121,7 @@ class Streams:
     def entered(self, reader: Reader) -> None:
         """A client reads live from now on: its time begins."""
         self._live.setdefault(reader.app_id, {})[reader] = None
-        seconds = STREAM_S * random.uniform(1 - _SPREAD, 1) if reader.live.is_stream else POLL_S
+        seconds = lifetime_s() if reader.live.is_stream else POLL_S
         if reader.grant is not None:
             left_s = reader.grant.expires_at + LEEWAY_S - self.grants.clock()
             seconds = min(seconds, max(0, left_s) + _GRANT_MARGIN_S)
