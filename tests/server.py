@@ -312,6 +312,11 @@ class Server:
     # -- processes
 
     @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended since by `stop` or `wait`."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """The process id of the supervisor."""
         assert self._process is not None

@@ -29,7 +29,7 @@ from server import Server
 from wire import Socket, end_all
 
 # Calls of each operation and kind of input.
-EXAMPLES = amount(3, 200)
+EXAMPLES = amount(1, 200)
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
