@@ -31,7 +31,7 @@ class Node:
     """`async with Node(server) as node:`. `news` has every event and state change of all clients, in order."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self.news: list[News] = []
         self._awaited: dict[int, asyncio.Future[Any]] = {}
         self._changed = asyncio.Event()
@@ -115,7 +115,7 @@ class Node:
         options: dict[str, object] = {
             "cluster": "any",
             "wsHost": "127.0.0.1",
-            "wsPort": self._server.port,
+            "wsPort": self.server.port,
             "forceTLS": False,
             "enabledTransports": ["ws", "wss"],
             **more,
@@ -126,7 +126,7 @@ class Node:
 
     async def connect(self, client: str, auth_url: str | None = None, *, key: str | None = None) -> str:
         """Connects a pusher-js and returns its socket id."""
-        await self.call("connect", client=client, key=key or self._server.app_key, options=self.options(auth_url))
+        await self.call("connect", client=client, key=key or self.server.app_key, options=self.options(auth_url))
         await self.seen(client=client, state="connected")
         socket_id = await self.call("socket_id", client=client)
         assert isinstance(socket_id, str)
@@ -141,7 +141,7 @@ class Node:
 
     async def echo(self, client: str, auth_url: str | None = None) -> str:
         """Connects a laravel-echo with its `reverb` broadcaster and returns its socket id."""
-        options = self.options(None, broadcaster="reverb", key=self._server.app_key)
+        options = self.options(None, broadcaster="reverb", key=self.server.app_key)
         if auth_url is not None:
             options["authEndpoint"] = auth_url
         await self.call("echo", client=client, options=options)
@@ -189,10 +189,7 @@ async def auth_endpoint(sign: Signer) -> AsyncIterator[str]:
     runner = web.AppRunner(application)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        yield f"http://127.0.0.1:{port}/auth"
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/auth"
     finally:
         await runner.cleanup()

@@ -21,7 +21,7 @@ from wire import Socket, signed_path
 async def publish_number(server: Server, session: aiohttp.ClientSession, channel: str, number: int) -> bool:
     """Publish a number as `data`. True if it is confirmed; else it may be sent again, because the server compares its
     `correlation_id`."""
-    content = {"name": "n", "channels": [channel], "data": str(number), "correlation_id": f"message-{number}"}
+    content = {"name": "n", "channels": [channel], "data": str(number), "correlation_id": f"{channel}-{number}"}
     body = json.dumps(content).encode()
     target = signed_path(server, "POST", f"/apps/{server.app_id}/events", body)
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):

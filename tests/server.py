@@ -59,18 +59,39 @@ class Process:
 def processes() -> Iterator[Process]:
     """All processes of this machine that we may inspect, except those that end meanwhile."""
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+        if entry.name.isdigit() and (running := process(int(entry.name))) is not None:
+            yield running
+
+
+def process(pid: int) -> Process | None:
+    """One process, None if it has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    # The name in brackets may contain spaces and brackets: the other fields begin after the last bracket.
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    if state in "ZX":
+        return None
+    words = tuple(word.decode(errors="replace") for word in command.split(b"\0") if word)
+    return Process(pid, int(parent), words)
+
+
+def children(pid: int) -> list[int]:
+    """The process ids of the children of a process, sorted. Reading them takes a hundredth of the time of a walk over
+    /proc."""
+    found: list[int] | None = None
+    while True:
+        before = found
         try:
-            stat = Path(entry.path, "stat").read_text()
-            command = Path(entry.path, "cmdline").read_bytes()
+            lists = [Path(entry.path, "children").read_text() for entry in os.scandir(f"/proc/{pid}/task")]
         except OSError:
-            continue
-        # The name in brackets may contain spaces and brackets: the other fields begin after the last bracket.
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
-            words = tuple(word.decode(errors="replace") for word in command.split(b"\0") if word)
-            yield Process(int(entry.name), int(parent), words)
+            return []
+        found = sorted(int(child) for text in lists for child in text.split())
+        # The kernel may skip a child while another one ends. Two equal readings are complete.
+        if found == before:
+            return found
 
 
 def rss_bytes(pid: int) -> int:
@@ -210,20 +231,20 @@ class Server:
         if self._process is None:
             return
         faults = self._counted_errors()
-        family = [process.pid for process in self._family()]
-        process, self._process = self._process, None
-        process.send_signal(signal.SIGTERM)
+        family = [running.pid for running in self._family()]
+        supervisor, self._process = self._process, None
+        supervisor.send_signal(signal.SIGTERM)
         try:
-            code = process.wait(STOPPED_WITHIN_S)
+            code = supervisor.wait(STOPPED_WITHIN_S)
         except subprocess.TimeoutExpired:
             code = None
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            os.killpg(supervisor.pid, signal.SIGKILL)
+            supervisor.wait()
         if code is None:
             faults.append(f"serve was still running {STOPPED_WITHIN_S} s after SIGTERM")
         elif code != 0:
             faults.append(f"serve ended with {code}")
-        faults += [f"{pid} survived its supervisor" for pid in family if pid != process.pid and _alive(pid)]
+        faults += [f"{pid} survived its supervisor" for pid in family if pid != supervisor.pid and process(pid)]
         faults += [f"traceback in the log: {line}" for line in self._tracebacks()]
         if faults:
             raise ServerFailed("\n".join([*faults, self.output()]))
@@ -267,27 +288,33 @@ class Server:
         """Exceptions that escaped a callback or a task, from the counters of the processes. They may be 5 s old."""
         counters = ("redpoll_callback_errors_total", "redpoll_loop_exceptions_total")
         try:
-            metrics = self.metrics()
+            text = self._metrics_text()
         except OSError:
             return []  # the test itself has stopped the server
-        return [
-            f"{name}{{{labels}}} is {value:g}"
-            for (name, labels), value in metrics.items()
-            if name in counters and value
-        ]
+        # Parsing all of it takes ten times as long as these lines.
+        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(counters)]
+        return [f"{sample} is {value}" for sample, _, value in lines if float(value)]
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """(name, labels as text) → value, from /metrics on the control port."""
-        with urllib.request.urlopen(f"{self.control_url}/metrics", timeout=60) as response:
-            text = response.read().decode()
         values = {}
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(self._metrics_text()):
             for sample in family.samples:
                 labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
                 values[sample.name, labels] = sample.value
         return values
 
+    def _metrics_text(self) -> str:
+        with urllib.request.urlopen(f"{self.control_url}/metrics", timeout=60) as response:
+            text: str = response.read().decode()
+        return text
+
     # -- processes
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended since by `stop` or `wait`."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -297,10 +324,9 @@ class Server:
 
     def _family(self) -> list[Process]:
         """The supervisor and all its descendants."""
-        running = list(processes())
-        found = [process for process in running if process.pid == self.pid]
-        for process in found:  # the list grows during the loop
-            found += [other for other in running if other.parent == process.pid]
+        found = [running for running in [process(self.pid)] if running is not None]
+        for parent in found:  # the list grows during the loop
+            found += [running for pid in children(parent.pid) if (running := process(pid)) is not None]
         return found
 
     def _role(self, word: str) -> list[Process]:
@@ -389,10 +415,6 @@ class Server:
     def pusher_url(self) -> str:
         """`http://KEY:SECRET@HOST:PORT/apps/ID`, the form that server libraries and bench/ accept."""
         return f"http://{self.app_key}:{self.app_secret}@127.0.0.1:{self.port}/apps/{self.app_id}"
-
-
-def _alive(pid: int) -> bool:
-    return any(process.pid == pid for process in processes())
 
 
 def _socket_inodes(pid: int) -> set[int]:

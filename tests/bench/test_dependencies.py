@@ -1,6 +1,7 @@
 """Declared packages are used, and used packages are declared: compares pyproject.toml with all imports."""
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -88,15 +89,22 @@ def imports(*folders: str) -> dict[str, Path]:
     """Top-level module -> a file that imports it."""
     found: dict[str, Path] = {}
     for folder in folders:
-        for path in python_files(folder):
-            for node in ast.walk(ast.parse(path.read_text())):
-                modules = []
-                if isinstance(node, ast.Import):
-                    modules = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                    modules = [node.module]
-                for module in modules:
-                    found.setdefault(module.partition(".")[0], path)
+        found = {**_imports(folder), **found}
+    return found
+
+
+@functools.cache
+def _imports(folder: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in python_files(folder):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules = [node.module]
+            for module in modules:
+                found.setdefault(module.partition(".")[0], path)
     return found
 
 

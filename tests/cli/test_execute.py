@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
+from redpoll.cli import main
 from redpoll.host import datafolder
 from redpoll.ipc.command_socket import ask, socket_path
 from server import Server
@@ -97,9 +99,8 @@ def server():
 
 def execute(server: Server, *words: str) -> object:
     """Runs a command on the server's data folder and returns its JSON output."""
-    line = [sys.executable, "-m", "redpoll", *words, "--json", "--data-dir", str(server.folder / "data")]
-    done = subprocess.run(line, capture_output=True, text=True, env=server.environment(), timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, [*words, "--json", "--data-dir", str(server.folder / "data")])
+    assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
@@ -221,14 +222,12 @@ async def test_history_rule_applies_at_once(app, command):
     assert command("history", "rule", "remove", app.app_id, rule["id"]) == rule
 
 
-async def test_changes_made_while_no_server_runs_apply_at_the_next_start():
-    with Server(workers=2) as server:
-        before = Credentials(server.port, server.app_id, server.app_key, server.app_secret)
-        await eventually(lambda: everywhere(before), {None})
-        server.stop()
-        execute(server, "key", "add", server.app_id, "offline")
-        execute(server, "key", "disable", server.app_id, server.app_key)
-        server.start()
-        for key, code in ((server.app_key, 4001), ("offline", None)):
-            target = Credentials(server.port, server.app_id, key, "")
-            await eventually(lambda target=target: everywhere(target), {code})
+async def test_changes_made_while_no_server_runs_apply_at_the_next_start(app, command, server):
+    await eventually(lambda: everywhere(app), {None})
+    server.stop()
+    await asyncio.to_thread(command, "key", "add", app.app_id, "offline")
+    await asyncio.to_thread(command, "key", "disable", app.app_id, app.app_key)
+    server.start()
+    for key, code in ((app.app_key, 4001), ("offline", None)):
+        target = replace(app, port=server.port, app_key=key)
+        await eventually(lambda target=target: everywhere(target), {code})

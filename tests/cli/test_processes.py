@@ -26,6 +26,7 @@ RARE = {
     "redpoll.store.migrating",
     "redpoll.testing",
     "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.orm",
     "yaml",
     "yarl",
 }

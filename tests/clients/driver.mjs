@@ -9,13 +9,13 @@
 
 import { createInterface } from "node:readline";
 import Echo from "laravel-echo";
-import { chromium } from "playwright-core";
 import Pusher from "pusher-js";
-import PusherServer from "pusher";
 import nacl from "tweetnacl";
 import redpoll from "../../src/redpoll/control/static/redpoll.js";
 import { pageCommands, plain } from "./page.mjs";
 
+// Most tests use neither playwright-core nor the server library, and importing the first takes as long as everything else
+// that a test of a library does. So these two are imported by the commands that need them.
 const servers = new Map();
 const mounted = new Map();
 let browser = null;
@@ -32,7 +32,10 @@ const commands = {
   ...pageCommands({ Pusher, Echo, redpoll, say, more: { nacl } }),
 
   // pusher (npm), the server library
-  server: ({ client, options }) => { servers.set(client, new PusherServer(options)); },
+  server: async ({ client, options }) => {
+    const { default: PusherServer } = await import("pusher");
+    servers.set(client, new PusherServer(options));
+  },
   server_call: async ({ client, method, args }) => {
     const answer = await pick(servers, client)[method](...args);
     const text = await answer.text();
@@ -50,6 +53,7 @@ const commands = {
 
   // Chromium, on a page that has the commands of page.mjs as `run(name, parameters)`
   browser: async ({ url, options }) => {
+    const { chromium } = await import("playwright-core");
     browser = await chromium.launch(options);
     page = await browser.newPage();
     page.on("pageerror", (error) => say({ page_error: String(error) }));

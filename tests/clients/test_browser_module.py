@@ -99,7 +99,7 @@ class Page:
 
     async def connect(self, client: str = "page") -> None:
         options = {**self.node.options(self.auth_url), "wsPort": self.proxy.port}
-        await self.call("connect_redpoll", client, key=self.node._server.app_key, options=options)
+        await self.call("connect_redpoll", client, key=self.node.server.app_key, options=options)
         await self.node.seen(client=client, state="connected")
 
     async def subscribe(self, channel: str, client: str = "page", **wanted: object) -> None:
@@ -304,7 +304,7 @@ async def test_a_silent_publisher_ends_a_text_until_it_goes_on(page: Page) -> No
 async def test_a_refused_channel_has_an_error(page: Page) -> None:
     channel = page.channel("private-forbidden-")
     options = {**page.node.options(page.auth_url.replace("/auth", "/nothing")), "wsPort": page.proxy.port}
-    await page.call("connect_redpoll", key=page.node._server.app_key, options=options)
+    await page.call("connect_redpoll", key=page.node.server.app_key, options=options)
     await follow(page, channel)
     view = (await page.node.seen(client="page", channel=channel))["view"]
     assert view["error"] is not None
@@ -375,7 +375,7 @@ async def test_a_client_that_did_not_ask_for_them_gets_no_positions(server: Serv
 async def test_after_a_reconnect_all_channels_are_signed_in_one_request(page: Page) -> None:
     options = page.node.options(page.auth_url)
     more = {"wsPort": page.proxy.port, "authorizer": {"endpoint": page.auth_url, "params": {"any": "thing"}}}
-    await page.call("connect", key=page.node._server.app_key, options={**options, **more})
+    await page.call("connect", key=page.node.server.app_key, options={**options, **more})
     await page.node.seen(client="page", state="connected")
     signed = [page.channel(f"private-{number}-") for number in range(3)] + [page.channel("presence-")]
     refused = page.channel("private-forbidden-")
@@ -396,7 +396,7 @@ async def test_after_a_reconnect_all_channels_are_signed_in_one_request(page: Pa
 async def test_an_endpoint_that_fails_refuses_all_channels(page: Page) -> None:
     options = page.node.options(page.auth_url)
     more = {"authorizer": {"endpoint": page.auth_url.replace("/auth", "/nothing")}}
-    await page.call("connect", key=page.node._server.app_key, options={**options, **more})
+    await page.call("connect", key=page.node.server.app_key, options={**options, **more})
     await page.call("subscribe", channel="private-a")
     error = await page.node.seen(client="page", channel="private-a", event="pusher:subscription_error")
     assert "/nothing answered 404" in error["data"]["error"]

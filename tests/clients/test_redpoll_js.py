@@ -22,9 +22,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Browser, Locator, Page, async_playwright, expect
 
+from lengths import amount
 from ports import reserved_ports
 from reading import read_token
 from redpoll import __version__
@@ -46,6 +48,8 @@ ESBUILD = ["--bundle", "--format=esm", "--jsx=automatic", '--define:process.env.
 NEXT = os.environ.get("NEXT")
 PAGE = '<!doctype html><meta charset="utf-8"><div id="root"></div><script type="module" src="/main.js"></script>'
 
+# Tests with pages share a browser, and its event loop.
+in_browser = pytest.mark.asyncio(loop_scope="module")
 pytestmark = pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="run `npm ci` in tests/clients first")
 expect.set_options(timeout=60_000)
 
@@ -296,7 +300,7 @@ def test_components_and_pages_share_channels(case: str, answering: Server, proje
     assert run("node", "holding.mjs", json.dumps(app), case, cwd=project) == "ok\n"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def site(answering: Server, bundle: bytes, tmp_path: Path) -> AsyncIterator[Site]:
     with reserved_ports(1) as [port]:
         made = Site(answering, bundle, tmp_path, port)
@@ -304,7 +308,7 @@ async def site(answering: Server, bundle: bytes, tmp_path: Path) -> AsyncIterato
             yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(
@@ -341,13 +345,13 @@ async def ask(page: Page, text: str) -> None:
 
 
 async def whole_or_marked(browser: Browser, site: Site, url: str, url_with_silence: str) -> None:
-    """Two pages show an answer, the first is reloaded ten times; then a second answer, whose back end is killed."""
+    """Two pages show an answer, the first is reloaded several times; then a second answer, whose back end is killed."""
     async with AsyncExitStack() as pages:
         first = await pages.enter_async_context(opened(browser, url))
         await ask(first, "one")
         await expect(answers(first, "streaming")).to_contain_text("3 ")
         second = await pages.enter_async_context(opened(browser, url))
-        for _ in range(10):
+        for _ in range(amount(3, 10)):
             await first.reload()
             await expect(answers(first, "streaming")).to_contain_text("3 ")
             for page in (first, second):
@@ -380,6 +384,7 @@ async def whole_or_marked(browser: Browser, site: Site, url: str, url_with_silen
         assert await text_of(answers(first, "done")) == site.said("one")
 
 
+@in_browser
 @pytest.mark.parametrize("over", ["pusher", "http"])
 async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_after_a_kill(
     over: str, site: Site, browser: Browser
@@ -388,6 +393,7 @@ async def test_an_answer_is_whole_or_marked_after_reloads_on_a_second_page_and_a
     await whole_or_marked(browser, site, url, f"{url}&silence=3000")
 
 
+@in_browser
 @pytest.mark.skipif(not NEXT, reason="NEXT=FOLDER names a copy of the example with its node_modules")
 async def test_the_same_in_next_js(site: Site, browser: Browser) -> None:
     environment = {**os.environ, "BACKEND": site.backend_url, "NEXT_TELEMETRY_DISABLED": "1"}
@@ -405,6 +411,7 @@ async def test_the_same_in_next_js(site: Site, browser: Browser) -> None:
             await pages.wait()
 
 
+@in_browser
 async def test_a_stopped_answer_is_marked_on_each_page(site: Site, browser: Browser) -> None:
     url = f"{site.url}?chat=stopped&strict"
     async with opened(browser, url) as first, opened(browser, url) as second:
@@ -420,6 +427,7 @@ async def test_a_stopped_answer_is_marked_on_each_page(site: Site, browser: Brow
         await expect(answers(first, "cancelled")).to_contain_text("Stopped.")
 
 
+@in_browser
 async def test_hooks_show_channels_members_and_texts(site: Site, browser: Browser) -> None:
     async with (
         opened(browser, f"{site.url}?strict") as page,

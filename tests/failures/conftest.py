@@ -71,6 +71,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Four workers on an embedded Redis. Each test uses its own channels."""
-    with Server(workers=4) as running:
+    """Three workers on an embedded Redis; four in the long form. Each test uses its own channels."""
+    with Server(workers=4 if LONG else 3) as running:
         yield running

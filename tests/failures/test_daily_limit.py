@@ -50,9 +50,12 @@ class Spender:
                 continue
             self.under_way += 1
             try:
-                await self.publish(session)
+                refused = await self.publish(session) < 0
             finally:
                 self.under_way -= 1
+            if refused:
+                # Back ends wait before they repeat a request.
+                await asyncio.sleep(0.02)
 
     async def more(self, count: int) -> None:
         """Waits until this many more were accepted."""

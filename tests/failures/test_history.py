@@ -24,6 +24,8 @@ from server import Server
 from wire import Socket, UpgradeRefused
 
 CHANNEL = "stored-news"
+# How long a back end and a client wait before they try again.
+PAUSE_S = 0.02
 
 
 def command(server: Server, *words: str) -> None:
@@ -46,6 +48,7 @@ class Publisher:
     """Publishes numbers one after another on one keep-alive connection, as fast as answers come."""
 
     server: Server
+    channel: str
     count: int
     accepted: int = 0
     repeated: int = 0
@@ -54,10 +57,11 @@ class Publisher:
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1), timeout=timeout) as session:
             while self.accepted < self.count:
-                if await publish_number(self.server, session, CHANNEL, self.accepted):
+                if await publish_number(self.server, session, self.channel, self.accepted):
                     self.accepted += 1
                 else:
                     self.repeated += 1
+                    await asyncio.sleep(PAUSE_S)
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Reader:
     """A client that recovers: it continues from the position of the last message it received."""
 
     server: Server
+    channel: str
     seen: list[int] = field(default_factory=list)
     epoch: str = ""
     offset: int = 0
@@ -76,23 +81,23 @@ class Reader:
             try:
                 await self._read()
             except (ConnectionError, UpgradeRefused, OSError):
-                await asyncio.sleep(0.02)  # Clients wait before they connect again.
+                await asyncio.sleep(PAUSE_S)
 
     async def _read(self) -> None:
         socket = await Socket.connect(self.server, query="protocol=7&recover=1")
         try:
-            request = socket.subscribe_request(CHANNEL)
+            request = socket.subscribe_request(self.channel)
             if self.epoch:
                 request["data"]["since"] = {"epoch": self.epoch, "offset": self.offset}
             socket.send(request)
-            success = await socket.next("pusher_internal:subscription_succeeded", CHANNEL, timeout_s=60)
+            success = await socket.next("pusher_internal:subscription_succeeded", self.channel, timeout_s=60)
             place = json.loads(success["data"])
             assert place.get("recovered", True) is True, place
             self.epoch, self.offset = place["epoch"], place["offset"]
             self.connects += 1
             self.socket = socket
             while True:
-                frame = await socket.next("n", CHANNEL, timeout_s=600)
+                frame = await socket.next("n", self.channel, timeout_s=600)
                 self.seen.append(int(frame["data"]))
                 self.offset = frame["offset"]
         finally:
@@ -131,24 +136,31 @@ async def everything_arrives(publisher: Publisher, reader: Reader, wait_until: C
     assert reader.seen == list(range(publisher.count))
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Two workers on an embedded Redis. Each test uses a channel of its own."""
+    with keeping(Server(workers=2)) as running:
+        yield running
+
+
 async def test_a_client_that_is_cut_gets_every_message_once_and_in_order(
-    size: Callable[[int, int], int], wait_until: Callable
+    server: Server, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
-    with keeping(Server(workers=2)) as server:
-        reader, publisher = Reader(server), Publisher(server, size(1_000, 10_000))
-        async with running(reader):
-            await wait_until(lambda: reader.connects)
-            async with running(publisher):
-                await cut_at_random(reader, publisher, 20, wait_until)
-                await everything_arrives(publisher, reader, wait_until)
+    channel = f"{CHANNEL}-cut"
+    reader, publisher = Reader(server, channel), Publisher(server, channel, size(600, 10_000))
+    async with running(reader):
+        await wait_until(lambda: reader.connects)
+        async with running(publisher):
+            await cut_at_random(reader, publisher, 20, wait_until)
+            await everything_arrives(publisher, reader, wait_until)
 
 
 async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
     own_redis, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
     with keeping(Server(workers=2, redis_url=own_redis.url)) as server:
-        reader, steady = Reader(server), Reader(server)
-        publisher = Publisher(server, size(1_000, 10_000))
+        reader, steady = Reader(server, CHANNEL), Reader(server, CHANNEL)
+        publisher = Publisher(server, CHANNEL, size(400, 10_000))
         async with running(reader), running(steady):
             await wait_until(lambda: reader.connects and steady.connects)
             async with running(publisher):
@@ -170,22 +182,23 @@ async def test_no_message_is_lost_while_redis_is_killed_and_started_again(
 
 @pytest.mark.parametrize("victim", ["worker", "control"])
 async def test_no_message_is_lost_while_a_process_is_killed(
-    victim: str, size: Callable[[int, int], int], wait_until: Callable
+    server: Server, victim: str, size: Callable[[int, int], int], wait_until: Callable
 ) -> None:
-    with keeping(Server(workers=2)) as server:
-        readers = [Reader(server) for _ in range(4)]
-        publisher = Publisher(server, size(1_000, 10_000))
-        async with contextlib.AsyncExitStack() as stack:
-            for reader in readers:
-                await stack.enter_async_context(running(reader))
-            await wait_until(lambda: all(reader.connects for reader in readers))
-            await stack.enter_async_context(running(publisher))
-            for number in range(2):
-                await wait_until(
-                    lambda number=number: publisher.accepted > publisher.count * (number + 1) / 3, timeout_s=120
-                )
-                await wait_until(lambda: len(server.worker_pids()) == 2)
-                pid = server.worker_pids()[number] if victim == "worker" else server.control_pid
-                os.kill(pid, signal.SIGKILL)
-            for reader in readers:
-                await everything_arrives(publisher, reader, wait_until)
+    channel = f"{CHANNEL}-{victim}"
+    await wait_until(lambda: len(server.worker_pids()) == 2)
+    readers = [Reader(server, channel) for _ in range(4)]
+    publisher = Publisher(server, channel, size(400, 10_000))
+    async with contextlib.AsyncExitStack() as stack:
+        for reader in readers:
+            await stack.enter_async_context(running(reader))
+        await wait_until(lambda: all(reader.connects for reader in readers))
+        await stack.enter_async_context(running(publisher))
+        for number in range(2):
+            await wait_until(
+                lambda number=number: publisher.accepted > publisher.count * (number + 1) / 3, timeout_s=120
+            )
+            await wait_until(lambda: len(server.worker_pids()) == 2)
+            pid = server.worker_pids()[number] if victim == "worker" else server.control_pid
+            os.kill(pid, signal.SIGKILL)
+        for reader in readers:
+            await everything_arrives(publisher, reader, wait_until)

@@ -170,7 +170,7 @@ async def test_counts_and_descriptors_return_to_their_start_values(
     server: Server, size: Callable[[int, int], int], figures
 ) -> None:
     """Connect, subscribe, end: a third by RST, a third by FIN, a third by a close frame."""
-    at_once = 250
+    at_once = size(100, 250)
 
     async def cycle() -> None:
         sockets = await connect_many(server, at_once)
@@ -199,7 +199,7 @@ async def test_counts_and_descriptors_return_to_their_start_values(
 
     await cycle()  # What stays after the first round, such as pools and the clock of a shard, isn't a leak.
     files_before, _ = await settled()
-    for _ in range(size(5, 400)):
+    for _ in range(size(4, 400)):
         await cycle()
     files, keys = await settled()
     # The HTTP session of `settled` itself may hold a descriptor for a moment.
@@ -210,5 +210,5 @@ async def test_counts_and_descriptors_return_to_their_start_values(
     await cycle()
     _, keys_after = await settled()
     assert keys_after == keys
-    figures.note("Worker killed", "connections made and ended", at_once * size(5, 400), "")
+    figures.note("Worker killed", "connections made and ended", at_once * size(4, 400), "")
     figures.note("Worker killed", "descriptors more than before, all workers", sum(files) - sum(files_before), "", "0")

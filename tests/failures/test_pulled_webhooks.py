@@ -101,7 +101,7 @@ async def occupy(server: Server, count: int) -> list[Socket]:
 async def test_nothing_is_missed_and_only_the_unacknowledged_comes_again(
     kind: str, size: Callable[[int, int], int], wait_until: Callable, figures, tmp_path: Path
 ) -> None:
-    count, kills, path = size(300, 10_000), size(4, 20), tmp_path / "pulled"
+    count, kills, path = size(150, 10_000), size(2, 20), tmp_path / "pulled"
     path.touch()
     with Server(workers=2, **SETTINGS) as server:
         await asyncio.to_thread(

@@ -1,19 +1,8 @@
 """The OpenAPI document matches the handlers. schemathesis checks it on a running server."""
 
-import contextlib
 import json
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, given, settings
-from hypothesis.errors import Unsatisfiable
-from schemathesis.checks import not_a_server_error
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from lengths import amount
 from redpoll.protocol.errors import HTTP_STATUS
@@ -82,8 +71,6 @@ async def test_document_is_the_same_for_all_callers_and_contains_no_data_of_apps
 
 # -- schemathesis -----------------------------------------------------------------------------------------------
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-
 
 @pytest.fixture(scope="module")
 def server():
@@ -94,35 +81,23 @@ def server():
 @pytest.mark.parametrize(
     ("shows_its_key", "mode", "examples"),
     [
-        (True, GenerationMode.POSITIVE, amount(5, 100)),
-        (True, GenerationMode.NEGATIVE, amount(3, 100)),
-        (False, GenerationMode.POSITIVE, amount(2, 100)),
+        (True, "positive", amount(2, 100)),
+        (True, "negative", amount(1, 100)),
+        (False, "positive", amount(1, 100)),
     ],
 )
 def test_answers_match_the_document(server, shows_its_key, mode, examples):
     """Valid and invalid bodies and parameters. Generated signatures are wrong, so those calls get 401."""
+    from generated_calls import compare
+
+    def change(parameters: dict[str, object]) -> None:
+        if "app_id" in parameters and shows_its_key:
+            parameters["app_id"] = server.app_id
+
     credentials = {"X-Service-Key": server.app_key, "X-Service-Secret": server.app_secret} if shows_its_key else {}
-    seen = set()
-
-    def check(case):
-        if "app_id" in case.path_parameters and shows_its_key:
-            case.path_parameters["app_id"] = server.app_id
-        response = case.call(headers=credentials, timeout=60)
-        seen.add((case.operation.label, response.status_code))
-        case.validate_response(response, checks=CHECKS)
-
-    for found in schemathesis.openapi.from_url(
-        f"{server.public_url}/api/v1/openapi.json", timeout=60
-    ).get_all_operations():
-        operation = found.ok()
-        if operation.definition.raw["operationId"].startswith("manage_"):
-            # tests/control/management/test_routes.py has those.
-            continue
-        bounded = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        with contextlib.suppress(Unsatisfiable):
-            # In negative mode: an operation without parameters has no invalid call.
-            bounded(given(case=operation.as_strategy(generation_mode=mode))(check))()
-    if mode is GenerationMode.POSITIVE and shows_its_key:
+    # tests/control/management/test_routes.py has those that manage.
+    seen = compare(server.public_url, "^(?!manage_)", mode, examples, credentials, lambda: change)
+    if mode == "positive" and shows_its_key:
         # Some calls succeeded, so the checks saw real answers.
         reached = {label for label, status in seen if status in (200, 204)}
         assert len(reached) > 4, seen
