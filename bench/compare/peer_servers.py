@@ -4,8 +4,8 @@
     python -m bench.compare.peer_servers soketi     gets one
 
 Their configurations are in bench/peers: one app, no limits on rates, no logs, no metrics. soketi needs Node.js 20.19 or
-newer and npm, Centrifugo Go, Sockudo Rust and protoc (Debian: `protobuf-compiler`). soketi's uWebSockets.js isn't in
-npm's registry; uws-pack is the same library there.
+newer and npm, Centrifugo Go, Sockudo Rust and protoc (Debian: `protobuf-compiler libprotobuf-dev`). soketi's
+uWebSockets.js isn't in npm's registry; uws-pack is the same library there.
 """
 
 from __future__ import annotations

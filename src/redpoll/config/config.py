@@ -141,13 +141,13 @@ def _doubts(settings: Settings) -> list[str]:
         )
     if settings.database_url and not _checks_server(settings.database_url):
         warnings.append(
-            "database_url names another machine without sslmode=verify-full: whoever is in between can read the "
+            "database_url names another machine without sslmode=verify-full: anyone in between can read the "
             "password and the records; add ?sslmode=verify-full, and &sslrootcert=FILE for an authority of your own"
         )
     if settings.proxy_protocol and not settings.trusted_proxies:
         warnings.append(
-            "proxy_protocol is on and trusted_proxies is empty: whoever reaches the port can choose the address that "
-            "limits and logs see; name the proxy in trusted_proxies, or let only the proxy reach the port"
+            "proxy_protocol is on and trusted_proxies is empty: anyone who reaches the port can choose the address "
+            "that limits and logs see; name the proxy in trusted_proxies, or let only the proxy reach the port"
         )
     if 0 < len(settings.admin_password) < _SHORT_PASSWORD_CHARS:
         warnings.append(f"admin_password has fewer than {_SHORT_PASSWORD_CHARS} characters and is easy to guess")

@@ -68,14 +68,14 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 def versions() -> Finding:
-    found = [f"redpoll {__version__}", f"Python {platform.python_version()}", f"Linux {platform.release()}"]
+    versions = [f"redpoll {__version__}", f"Python {platform.python_version()}", f"Linux {platform.release()}"]
     for package in _PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             return failed("Versions", f"{package} is missing", "redpoll isn't installed whole", "pip install redpoll")
-    found.append(ssl.OPENSSL_VERSION.rsplit("  ", 1)[0])
-    return ok("Versions", ", ".join(found))
+    versions.append(ssl.OPENSSL_VERSION.rsplit("  ", 1)[0])
+    return ok("Versions", ", ".join(versions))
 
 
 def files(soft: int, hard: int, nr_open: int) -> Finding:
@@ -148,13 +148,13 @@ def certificates(settings: Settings, now_s: float) -> list[Finding]:
     if not uses_tls(settings):
         return [skipped("Certificate", "no tls_port is set: TLS ends in a proxy, or isn't used")]
     try:
-        found = certificate_files.find(settings)
+        loaded = certificate_files.find(settings)
     except PairError as error:
         return [failed("Certificate", str(error), "redpoll can't serve TLS with these files")]
-    findings = [_certificate(certificate, now_s) for certificate in found.certificates]
-    findings += [warning("Certificate", note, "the file does nothing", "correct or remove it") for note in found.notes]
+    findings = [_certificate(certificate, now_s) for certificate in loaded.certificates]
+    findings += [warning("Certificate", note, "the file does nothing", "correct or remove it") for note in loaded.notes]
     host = (urlsplit(settings.public_url).hostname or "").lower()
-    if _is_unknown(host, found.certificates):
+    if _is_unknown(host, loaded.certificates):
         findings.append(
             warning(
                 "Certificate",
@@ -247,10 +247,10 @@ async def redis_server(settings: Settings) -> Finding:
     if "redis_version" not in info:
         return ok("Redis", f"answers at {place}, {took_ms:.1f} ms; its user may not ask for the version")
     name = "Valkey" if "valkey_version" in info else "Redis"
-    found = str(info.get("valkey_version") or info["redis_version"])
-    if name == "Redis" and tuple(int(part) for part in found.split(".")[:2]) < _MIN_REDIS:
-        return failed("Redis", f"{name} {found} at {place}", "scripts need Redis 7.0 or newer", "upgrade Redis")
-    return ok("Redis", f"{name} {found} at {place}, {took_ms:.1f} ms")
+    version_text = str(info.get("valkey_version") or info["redis_version"])
+    if name == "Redis" and tuple(int(part) for part in version_text.split(".")[:2]) < _MIN_REDIS:
+        return failed("Redis", f"{name} {version_text} at {place}", "scripts need Redis 7.0 or newer", "upgrade Redis")
+    return ok("Redis", f"{name} {version_text} at {place}, {took_ms:.1f} ms")
 
 
 async def _client(url: RedisUrl) -> redis.asyncio.Redis:

@@ -66,7 +66,7 @@ async def examine(
 async def _resolve(target: Target) -> Finding:
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        entries = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return failed(
             "DNS",
@@ -74,7 +74,7 @@ async def _resolve(target: Target) -> Finding:
             "the name doesn't exist, or this machine can't reach its name server",
             f"check the spelling, then: getent hosts {target.host}",
         )
-    addresses = sorted({str(entry[4][0]) for entry in found})
+    addresses = sorted({str(entry[4][0]) for entry in entries})
     return ok("DNS", f"{target.host} is {', '.join(addresses)}")
 
 

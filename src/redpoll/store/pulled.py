@@ -56,8 +56,8 @@ async def next_due(connection: AsyncConnection, endpoint_ids: Collection[str], m
     """When the next delivery of these endpoints is due; None if none waits."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting")
     query = sa.select(sa.func.min(deliveries.c.at)).where(which, max_attempts > _TRIES)
-    found: float | None = (await connection.execute(query)).scalar_one()
-    return found
+    next_at: float | None = (await connection.execute(query)).scalar_one()
+    return next_at
 
 
 async def hand_out(
@@ -78,12 +78,12 @@ async def acknowledge(
 ) -> list[Ended]:
     """Ends those of these deliveries that were handed out, also after their lease, or as dead letters. Returns them."""
     which = deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & _HANDED_OUT
-    found = [Ended(*row) for row in await connection.execute(sa.select(*_ENDED).where(which))]
-    if not found:
+    ended = [Ended(*row) for row in await connection.execute(sa.select(*_ENDED).where(which))]
+    if not ended:
         return []
-    numbers = [one.number for one in found]
-    ended = sa.update(deliveries).where(deliveries.c.number.in_(numbers), _HANDED_OUT)
-    await connection.execute(ended.values(state="delivered", at=now_s))
+    numbers = [one.number for one in ended]
+    end = sa.update(deliveries).where(deliveries.c.number.in_(numbers), _HANDED_OUT)
+    await connection.execute(end.values(state="delivered", at=now_s))
     last = sa.select(deliveries.c.attempts).where(deliveries.c.number == attempts.c.delivery).scalar_subquery()
     took_ms = (now_s - attempts.c.at) * 1_000
     duration_ms = sa.case((took_ms <= 0, 0), (took_ms >= _MAX_MS, _MAX_MS), else_=sa.cast(took_ms, sa.Integer))
@@ -93,7 +93,7 @@ async def acknowledge(
         .values(outcome=outcome, reason="acknowledged", duration_ms=duration_ms)
     )
     await connection.execute(completed)
-    return found
+    return ended
 
 
 async def has_run_out(
@@ -110,12 +110,12 @@ async def run_out(
     """Makes dead letters of the deliveries whose last lease has ended, of at most BATCH, and returns them."""
     which = _run_out(endpoint_ids, now_s, max_attempts)
     rows = await connection.execute(sa.select(*_ENDED).where(*which).order_by(deliveries.c.number).limit(BATCH))
-    found = [Ended(*row) for row in rows]
-    if found:
-        numbers = [one.number for one in found]
+    ended = [Ended(*row) for row in rows]
+    if ended:
+        numbers = [one.number for one in ended]
         change = sa.update(deliveries).where(deliveries.c.number.in_(numbers), *which)
         await connection.execute(change.values(state="failed", at=now_s))
-    return found
+    return ended
 
 
 def _run_out(endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> tuple[sa.ColumnElement[bool], ...]:

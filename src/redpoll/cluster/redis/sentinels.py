@@ -80,7 +80,7 @@ class Sentinels:
         elif answer != self._lower:
             self._lower, self._lower_since = answer, self._clock()
         elif self._clock() - self._lower_since >= _AGREED_FOR_S:
-            log.warning("sentinels were set up anew", epoch=answer[0], before=self._epoch)
+            log.warning("sentinels were set up again", epoch=answer[0], before=self._epoch)
             return answer
         raise OSError(f"no Sentinel that answers knows of the last fail-over of {self._url.service}")
 

@@ -97,7 +97,7 @@ class Announced:
     ) -> tuple[list[tuple[Transition, dict[str, Any]]], dict[_Target, bool]]:
         """The deliveries that repeat nothing, and the states that they announce, for `stored`. `known`: the ids of
         those that are in the store already."""
-        kept: list[tuple[Transition, dict[str, Any]]] = []
+        announced: list[tuple[Transition, dict[str, Any]]] = []
         states: dict[_Target, bool] = {}
         for row, delivery in new:
             if delivery["id"] in known:
@@ -109,8 +109,8 @@ class Announced:
                 if states.get(key, self._states.get(key)) is state:
                     continue
                 states[key] = state
-            kept.append((row, delivery))
-        return kept, states
+            announced.append((row, delivery))
+        return announced, states
 
     def stored(self, states: dict[_Target, bool]) -> None:
         """The deliveries with these states are in the store now."""

@@ -86,11 +86,11 @@ class DeadLetters:
 
 async def _deliveries(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
     """The deliveries with these ids, in their order. Raises RecordError if one is unknown."""
-    found = {delivery.id: delivery for delivery in await delivery_rows.find_by_ids(connection, ids)}
+    by_id = {delivery.id: delivery for delivery in await delivery_rows.find_by_ids(connection, ids)}
     for delivery_id in ids:
-        if delivery_id not in found:
+        if delivery_id not in by_id:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
-    return [found[delivery_id] for delivery_id in ids]
+    return [by_id[delivery_id] for delivery_id in ids]
 
 
 def _not_failed(delivery: Delivery) -> RecordError:

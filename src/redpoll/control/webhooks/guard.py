@@ -112,20 +112,20 @@ class Guard:
         An allowed IPv4 network doesn't include the IPv6 forms of its addresses.
         """
         try:
-            found = ip_address(address)
+            parsed = ip_address(address)
         except ValueError:
             return "not an address"
-        if isinstance(found, IPv6Address) and found.scope_id is not None:
+        if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
             # The zone selects an interface and isn't part of the address.
-            found = IPv6Address(int(found))
-        if any(_holds(network, found) for network in self._allowed):
+            parsed = IPv6Address(int(parsed))
+        if any(_holds(network, parsed) for network in self._allowed):
             return None
         for network, what in _SPECIAL:
-            if _holds(network, found):
+            if _holds(network, parsed):
                 return what
-        if not found.is_global or (isinstance(found, IPv6Address) and found not in _GLOBAL_V6):
+        if not parsed.is_global or (isinstance(parsed, IPv6Address) and parsed not in _GLOBAL_V6):
             return "a reserved address"
-        if self._own(found):
+        if self._own(parsed):
             return "an address of this machine"
         return None
 

@@ -105,8 +105,8 @@ class Pulls:
             return [], left_s
         async with self._store.change() as connection:
             now_s = self._clock()
-            found = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
-            chosen = _up_to_bytes(found)
+            waiting = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
+            chosen = _up_to_bytes(waiting)
             await pulled_rows.hand_out(
                 connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKED
             )
@@ -155,8 +155,8 @@ class Pulls:
 
     def may_be_due(self, endpoint_ids: Sequence[str]) -> None:
         """Deliveries of these endpoints were added, or are due again: those that are pulled are announced."""
-        found = [self._endpoints.known(endpoint_id) for endpoint_id in endpoint_ids]
-        for app_id in {one.app_id for one in found if one is not None and one.pulled and one.enabled}:
+        endpoints = [self._endpoints.known(endpoint_id) for endpoint_id in endpoint_ids]
+        for app_id in {one.app_id for one in endpoints if one is not None and one.pulled and one.enabled}:
             self.announce(app_id, Envelope.WEBHOOKS_DUE)
 
     # -- internal
@@ -217,11 +217,11 @@ class Pulls:
         return Handed(one.id, one.endpoint_id, one.event, one.channel, one.attempts + 1, signed, one.body)
 
 
-def _up_to_bytes(found: Sequence[Waiting]) -> list[Waiting]:
+def _up_to_bytes(waiting: Sequence[Waiting]) -> list[Waiting]:
     """The first of these with at most _MAX_BYTES together, and at least one."""
     chosen: list[Waiting] = []
     size = 0
-    for one in found:
+    for one in waiting:
         size += len(one.body)
         if chosen and size > _MAX_BYTES:
             break

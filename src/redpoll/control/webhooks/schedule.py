@@ -298,21 +298,21 @@ class Schedule:
         queue.read_after = self._loop.time() + _READ_PAUSE_S
         try:
             async with self._store.reading() as connection:
-                found = await delivery_rows.due(connection, queue.endpoint_id, now_s, limit)
+                waiting = await delivery_rows.due(connection, queue.endpoint_id, now_s, limit)
                 next_at = await delivery_rows.next_due(connection, queue.endpoint_id, now_s)
         except BaseException:
             queue.more_in_store = True
             raise
         finally:
             queue.during_read = None
-        queue.more_in_store = queue.more_in_store or len(found) == limit
+        queue.more_in_store = queue.more_in_store or len(waiting) == limit
         if next_at is not None and (queue.next_at is None or next_at < queue.next_at):
             queue.next_at = next_at
         if not self._sends_to(queue):
             queue.more_in_store = True
             return
         # If the store has more, the deliveries added during the read come after those and are read later.
-        for item in found if queue.more_in_store else found + changes.added:
+        for item in waiting if queue.more_in_store else waiting + changes.added:
             if item.number not in changes.removed:
                 queue.load(item)
 

@@ -50,14 +50,14 @@ class Verify:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
             raise ApiError("bad_request", f"the body is not what this endpoint takes: {fault_of(fault)}") from None
         body, signature = delivery.payload.encode(), delivery.signature.encode()
-        found: str | None = None
+        signer: str | None = None
         for endpoint_id, secrets in (await self._secrets_of(request.app.id)).items():
             if delivery.endpoint_id is not None and delivery.endpoint_id != endpoint_id:
                 continue
             for secret in secrets:
                 # Compare all of them, so that the time doesn't reveal which one matched.
                 if hmac.compare_digest(sign(secret, body).encode(), signature):
-                    found = endpoint_id
-        if found is None:
+                    signer = endpoint_id
+        if signer is None:
             return request.ok(_encode(VerifyResponse(False)))
-        return request.ok(_encode(VerifyResponse(True, found)))
+        return request.ok(_encode(VerifyResponse(True, signer)))

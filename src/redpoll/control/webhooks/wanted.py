@@ -65,8 +65,8 @@ def check_wanted(endpoint: Endpoint) -> None:
     """Raises RecordError unless its events, format, channels and names of client events are right."""
     unknown = [event for event in endpoint.events if event != ALL and event not in EVENTS]
     if unknown or not endpoint.events:
-        given = ", ".join(map(repr, unknown)) or "nothing"
-        raise RecordError(f"a webhook's events are {ALL}, or some of {', '.join(EVENTS)}, not {given}")
+        named = ", ".join(map(repr, unknown)) or "nothing"
+        raise RecordError(f"a webhook's events are {ALL}, or some of {', '.join(EVENTS)}, not {named}")
     if endpoint.format not in FORMATS:
         raise RecordError(f"a webhook's format is {' or '.join(FORMATS)}, not {endpoint.format!r}")
     invalid = [prefix for prefix in endpoint.channels if not valid_name(prefix)]

@@ -266,12 +266,12 @@ class Webhooks:
     async def delivery(self, delivery_id: str) -> tuple[Delivery, Endpoint, list[AttemptRow]]:
         """A delivery, its endpoint (which may be deleted) and all attempts in order."""
         async with self._store.reading() as connection:
-            found = await delivery_rows.find_by_id(connection, delivery_id)
-            attempts = [] if found is None else await delivery_rows.attempts_at(connection, found.number)
-        endpoint = None if found is None else self.endpoints.known(found.endpoint_id)
-        if found is None or endpoint is None:
+            delivery = await delivery_rows.find_by_id(connection, delivery_id)
+            attempts = [] if delivery is None else await delivery_rows.attempts_at(connection, delivery.number)
+        endpoint = None if delivery is None else self.endpoints.known(delivery.endpoint_id)
+        if delivery is None or endpoint is None:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
-        return found, endpoint, attempts
+        return delivery, endpoint, attempts
 
     async def depths(self, app_id: str) -> dict[str, Depth]:
         """By endpoint id: how many deliveries wait, failed or were dropped. Endpoints without any are missing."""

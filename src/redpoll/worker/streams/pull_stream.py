@@ -63,8 +63,8 @@ class PullStream(Pull):
     # -- what control says ---------------------------------------------------------------------------------
 
     def answered(self, flags: int, response: bytes) -> None:
-        found = terms_of(response)
-        if found is None:
+        answer = terms_of(response)
+        if answer is None:
             if self._form is None:
                 self._finish()
                 self._peer.pass_on(flags, response)
@@ -72,7 +72,7 @@ class PullStream(Pull):
                 # The client learns the error when it asks again.
                 self.close()
             return
-        app_id, terms = found
+        app_id, terms = answer
         if self._form is None:
             self._peer.recognised()
             self._begin(app_id, terms, response)

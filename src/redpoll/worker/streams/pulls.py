@@ -113,8 +113,8 @@ class Pull:
     @property
     def endpoint(self) -> bytes:
         """The endpoint that it asks for, as in the query; empty for all."""
-        found = _ENDPOINT(self.request.target)
-        return found[1] if found else b""
+        match = _ENDPOINT(self.request.target)
+        return match[1] if match else b""
 
     @staticmethod
     def _limited(request: ParsedRequest, limit: int | None) -> ParsedRequest:
@@ -219,8 +219,8 @@ class LongPull(Pull):
     __slots__ = ()
 
     def answered(self, flags: int, response: bytes) -> None:
-        found = terms_of(response)
-        if found is None:
+        answer = terms_of(response)
+        if answer is None:
             app = self._app
             self._finish()
             self._peer.pass_on(flags, response)
@@ -229,7 +229,7 @@ class LongPull(Pull):
                 app.wake(self.endpoint)
             return
         self._peer.recognised()
-        app_id, terms = found
+        app_id, terms = answer
         now = self._pulls.now_s()
         if self._until is None:
             self._until = now + terms.wait_s

@@ -120,8 +120,8 @@ class Tail:
             return []
         if not self._recent or offset < self._recent[0].prev:
             return None
-        found = [message for message in self._recent if message.offset > offset]
-        return found if found and found[0].prev == offset else None
+        missed = [message for message in self._recent if message.offset > offset]
+        return missed if missed and missed[0].prev == offset else None
 
     def join(self, reader: Follower, epoch: str, at: int, form: Form | None) -> None:
         """A reader has everything up to `at`, by the last page, whose reply has just come, or by `after`. With a `form`
@@ -236,7 +236,7 @@ class Tail:
         """End those who have joined; the others find out by the pages that they read."""
         for audience in self._forms.values():
             audience.finish_posts()
-        # Whoever is yet to end gets nothing more.
+        # Those that haven't ended yet get nothing more.
         self._forms = {}
         for reader in (*self._streaming, *self._polls):
             self._dismiss_later(reader)
