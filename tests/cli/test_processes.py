@@ -26,7 +26,6 @@ RARE = {
     "redpoll.store.migrating",
     "redpoll.testing",
     "sqlalchemy.dialects.postgresql",
-    "sqlalchemy.orm",
     "yaml",
     "yarl",
 }

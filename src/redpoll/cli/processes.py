@@ -34,9 +34,6 @@ def worker(number: int, pipe_fd: int) -> None:
 def control(pipe_fd: int) -> None:
     """The control plane, started by `serve`."""
     with without_collections():
-        from redpoll.store.without_orm import leave_out_orm
-
-        leave_out_orm()
         from redpoll.control.main import main as run_control
 
     run_control(_child_pipe(pipe_fd))
