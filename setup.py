@@ -30,7 +30,7 @@ extensions = [
         [f"ext/redpoll/{name}.pyx"],
         define_macros=[("REDPOLL_DEBUG", "1")] if DEBUG else [],
         # Interposition off: calls inside a module are direct. No debug symbols: they are 90 % of the file.
-        extra_compile_args=["-O0", "-g"] if DEBUG else ["-O3", "-g0", "-fno-semantic-interposition"],
+        extra_compile_args=["-O1", "-g"] if DEBUG else ["-O3", "-g0", "-fno-semantic-interposition"],
     )
     for name in (
         "_text",
