@@ -16,18 +16,17 @@ import pytest
 from lengths import is_long
 from server import Server
 
-LONG = is_long()
 CI_PATIENCE_S = 60.0
 
 
 @pytest.fixture
 def size() -> Callable[[int, int], int]:
-    return lambda short, long: long if LONG else short
+    return lambda short, long: long if is_long() else short
 
 
 @pytest.fixture
 def within_s() -> Callable[[float], float]:
-    return lambda figure: figure if LONG else max(CI_PATIENCE_S, figure)
+    return lambda figure: figure if is_long() else max(CI_PATIENCE_S, figure)
 
 
 @dataclass
@@ -61,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the figures as a table, and writes them as JSON if bench/soak/failures.py asks for it."""
     table = _figures.table()
     if table:
-        terminalreporter.section("figures of deploy/failures.md" + ("" if LONG else " (short form)"))
+        terminalreporter.section("figures of deploy/failures.md" + ("" if is_long() else " (short form)"))
         for failure, what, figure, goal in table:
             terminalreporter.write_line(f"{failure}: {what}: {figure}" + (f"  (goal {goal})" if goal else ""))
     target = os.environ.get("FAILURES_FIGURES")
@@ -72,5 +71,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Three workers on an embedded Redis; four in the long form. Each test uses its own channels."""
-    with Server(workers=4 if LONG else 3) as running:
+    with Server(workers=4 if is_long() else 3) as running:
         yield running
