@@ -18,29 +18,25 @@ def server():
         yield running
 
 
-def address(server, port: int = 0) -> Target:
-    return parse(f"http://{server.app_key}:{server.app_secret}@127.0.0.1:{port or server.port}/apps/{server.app_id}")
-
-
 async def examine(target: Target, channel: str = "kept-a", *, chosen: bool = True, wait_s: float = 60) -> Finding:
     async with aiohttp.ClientSession() as session:
         return await examine_stream(session, target, channel, chosen=chosen, wait_s=wait_s)
 
 
 async def test_stream_that_begins_is_good(server):
-    assert (await examine(address(server))).verdict is Verdict.OK
+    assert (await examine(parse(server.pusher_url))).verdict is Verdict.OK
 
 
 async def test_proxy_that_collects_answers_is_named(server):
     async with BrokenProxy(server.port, collects=b"/stream") as proxy:
-        found = await examine(address(server, proxy.port), wait_s=0.5)
+        found = await examine(parse(server.pusher_url)._replace(port=proxy.port), wait_s=0.5)
     assert found.verdict is Verdict.FAILED
     assert "proxy" in found.cause
 
 
 async def test_channel_without_history_is_skipped_unless_it_was_named(server):
-    assert (await examine(address(server), "other", chosen=False)).verdict is Verdict.SKIPPED
-    found = await examine(address(server), "other")
+    assert (await examine(parse(server.pusher_url), "other", chosen=False)).verdict is Verdict.SKIPPED
+    found = await examine(parse(server.pusher_url), "other")
     assert found.verdict is Verdict.FAILED
     assert "redpoll history rule add" in " ".join(found.remedy)
 
@@ -51,13 +47,13 @@ async def test_nothing_is_read_without_a_secret(server):
 
 
 async def test_wrong_secret_is_shown(server):
-    found = await examine(address(server)._replace(secret="wrong"))
+    found = await examine(parse(server.pusher_url)._replace(secret="wrong"))
     assert found.verdict is Verdict.FAILED
     assert found.seen.startswith("401")
 
 
 async def test_server_without_streams_is_no_fault(server):
     """Other servers than redpoll answer 404."""
-    target = address(server)._replace(prefix="/elsewhere")
+    target = parse(server.pusher_url)._replace(prefix="/elsewhere")
     assert (await examine(target, chosen=False)).verdict is Verdict.SKIPPED
     assert (await examine(target)).verdict is Verdict.FAILED

@@ -4,17 +4,23 @@
 form, a minute in CI, where other work shares the machine. `figures` collects measurements.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lengths import is_long
 from server import Server
+
+if TYPE_CHECKING:
+    from conftest import RedisServer
 
 CI_PATIENCE_S = 60.0
 
@@ -73,3 +79,14 @@ def server() -> Iterator[Server]:
     """Three workers on an embedded Redis; four in the long form. Each test uses its own channels."""
     with Server(workers=4 if is_long() else 3) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def redis_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis that a module's servers share, and that its tests kill, pause and start again."""
+    from conftest import RedisServer
+
+    redis = RedisServer(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    yield redis
+    redis.kill()

@@ -25,16 +25,6 @@ HEADING = "A worker without Redis"
 
 
 @pytest.fixture(scope="module")
-def redis_of_module(tmp_path_factory):
-    from conftest import RedisServer
-
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
 def nodes(redis_of_module, postgres_server) -> Iterator[tuple[Server, Server]]:
     settings = {
         "redis_url": redis_of_module.url,

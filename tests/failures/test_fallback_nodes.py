@@ -18,19 +18,9 @@ ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed
 
 
 @pytest.fixture(scope="module")
-def own_redis_of_module(tmp_path_factory):
-    from conftest import RedisServer
-
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
-def nodes(own_redis_of_module, own_postgres) -> Iterator[list[Server]]:
+def nodes(redis_of_module, own_postgres) -> Iterator[list[Server]]:
     database_url = own_postgres.url(own_postgres.create_database())
-    common = {"redis_url": own_redis_of_module.url, "workers": 1, "database_url": database_url, "shutdown_grace_s": 2}
+    common = {"redis_url": redis_of_module.url, "workers": 1, "database_url": database_url, "shutdown_grace_s": 2}
     with Server(node_name="one", **common) as one, Server(node_name="two", **common) as two:
         yield [one, two]
 

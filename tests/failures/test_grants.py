@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conftest import RedisServer
 from granting import mint
 from leading import command
 from postgres import PostgresServer
@@ -24,22 +23,14 @@ REFUSED = "pusher:subscription_error"
 
 
 @pytest.fixture(scope="module")
-def own_redis_of_module(tmp_path_factory) -> Iterator[RedisServer]:
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
 def database(own_postgres) -> str:
     return own_postgres.create_database()
 
 
 @pytest.fixture(scope="module")
-def nodes(own_redis_of_module, own_postgres, database) -> Iterator[list[Server]]:
+def nodes(redis_of_module, own_postgres, database) -> Iterator[list[Server]]:
     settings = {"workers": 1, "database_url": own_postgres.url(database)}
-    nodes = [Server(redis_url=own_redis_of_module.url, node_name=name, **settings) for name in ("one", "two")]
+    nodes = [Server(redis_url=redis_of_module.url, node_name=name, **settings) for name in ("one", "two")]
     with ThreadPoolExecutor(2) as pool:
         for node in pool.map(lambda node: node.__enter__(), nodes):
             assert node.port
@@ -86,7 +77,7 @@ async def revoke(node: Server, **body: str) -> dict:
 
 
 async def test_a_revocation_ends_the_subscription_on_another_node_also_without_postgres_and_after_redis_lost_its_data(
-    nodes, own_redis_of_module, own_postgres, database, figures, wait_until
+    nodes, redis_of_module, own_postgres, database, figures, wait_until
 ):
     one, two = nodes
     await until_granted(two)
@@ -109,10 +100,10 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
     figures.note(HEADING, "the same while PostgreSQL is away", time.monotonic() - began, "s", "below 1")
 
     # Redis comes back empty, and a worker that has never seen the revocations with it.
-    own_redis_of_module.kill()
-    shutil.rmtree(own_redis_of_module.folder / "appendonlydir")
-    own_redis_of_module.start()
-    await wait_until(lambda: own_redis_of_module.call("XLEN", Keys().revoked_grants))
+    redis_of_module.kill()
+    shutil.rmtree(redis_of_module.folder / "appendonlydir")
+    redis_of_module.start()
+    await wait_until(lambda: redis_of_module.call("XLEN", Keys().revoked_grants))
     before = two.worker_pids()
     two.kill_worker(0)
     await wait_until(lambda: two.worker_pids() not in ([], before))

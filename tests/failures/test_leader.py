@@ -32,16 +32,6 @@ ROOM = "presence-room"
 
 
 @pytest.fixture(scope="module")
-def redis_of_nodes(tmp_path_factory):
-    from conftest import RedisServer
-
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
 def proxies(own_postgres) -> Iterator[dict[str, Proxy]]:
     """Between each node and PostgreSQL."""
     with contextlib.ExitStack() as stack:
@@ -50,14 +40,14 @@ def proxies(own_postgres) -> Iterator[dict[str, Proxy]]:
 
 
 @pytest.fixture(scope="module")
-def nodes(redis_of_nodes, own_postgres, proxies) -> Iterator[list[Server]]:
+def nodes(redis_of_module, own_postgres, proxies) -> Iterator[list[Server]]:
     database = own_postgres.create_database()
     settings = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8", "webhook_debounce_s": 0}
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         nodes = [
             Server(
                 1,
-                redis_of_nodes.url,
+                redis_of_module.url,
                 node_name=name,
                 database_url=f"postgresql://redpoll@127.0.0.1:{proxy.port}/{database}",
                 shutdown_grace_s=2,
@@ -192,7 +182,7 @@ async def test_lead_leaves_a_node_whose_control_plane_hangs(nodes, receiver, wai
 
 
 async def test_without_the_record_store_a_new_leader_reaps_and_writes_the_directory(
-    nodes, redis_of_nodes, own_postgres, figures
+    nodes, redis_of_module, own_postgres, figures
 ):
     leading = leader(nodes)
     (other,) = (node for node in nodes if node is not leading)
@@ -207,7 +197,7 @@ async def test_without_the_record_store_a_new_leader_reaps_and_writes_the_direct
             await watcher.until(lambda: len(watcher.all(REMOVED)) == 3, 60, "members of the killed leader are removed")
             figures.note(HEADING, "PostgreSQL away, leader killed: members gone", time.monotonic() - began, "s", "8 s")
 
-            with redis_py.Redis(unix_socket_path=redis_of_nodes.path) as client:
+            with redis_py.Redis(unix_socket_path=redis_of_module.path) as client:
                 client.flushall()
                 while not client.exists(Keys().directory_version):
                     # Publishing works, so a load balancer must not take the server out.

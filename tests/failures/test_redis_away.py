@@ -23,17 +23,6 @@ SUBSCRIBERS = 24
 
 
 @pytest.fixture(scope="module")
-def redis_of_module(tmp_path_factory):
-    """The Redis of `server`, which tests kill, pause and start again."""
-    from conftest import RedisServer
-
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
 def server(redis_of_module) -> Iterator[Server]:
     """Two workers. Each test uses channels of its own, and leaves a Redis that answers."""
     with Server(workers=2, redis_url=redis_of_module.url) as running:

@@ -37,24 +37,14 @@ def signal_all(node: Server, number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def own_redis_of_module(tmp_path_factory):
-    from conftest import RedisServer
-
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-@pytest.fixture(scope="module")
-def proxy(own_redis_of_module) -> Iterator[Proxy]:
+def proxy(redis_of_module) -> Iterator[Proxy]:
     """Between the node `three` and Redis."""
-    with Proxy(own_redis_of_module.path) as proxy:
+    with Proxy(redis_of_module.path) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
-def nodes(own_redis_of_module, own_postgres, proxy) -> Iterator[list[Server]]:
+def nodes(redis_of_module, own_postgres, proxy) -> Iterator[list[Server]]:
     database_url = own_postgres.url(own_postgres.create_database())
     settings = {
         "workers": 1,
@@ -64,7 +54,7 @@ def nodes(own_redis_of_module, own_postgres, proxy) -> Iterator[list[Server]]:
         "webhook_allow_addresses": "127.0.0.0/8",
         "webhook_debounce_s": 1,
     }
-    redis_url = own_redis_of_module.url
+    redis_url = redis_of_module.url
     nodes = [Server(redis_url=redis_url, node_name=name, **settings) for name in ("one", "two")]
     nodes.append(Server(redis_url=proxy.url, node_name="three", **settings))
     with contextlib.ExitStack() as stack:

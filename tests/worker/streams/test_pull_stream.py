@@ -25,18 +25,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-async def api(server):
-    async with Api(server, connections=100) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def occupy(server):
-    async with occupying(server) as occupied:
-        yield occupied
-
-
 async def test_each_delivery_is_an_event_with_what_an_answer_has(server, api, occupy):
     async with delivery_stream(server) as stream:
         channels = [await occupy(), await occupy()]

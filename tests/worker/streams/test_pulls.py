@@ -6,28 +6,16 @@ import json
 
 import pytest
 
-from pulled_server import acknowledge, occupying, pull, pulled_server
+from pulled_server import acknowledge, pull, pulled_server
 from redpoll.http.reader import ParsedRequest
 from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, LongPull, Pulls
-from wire import Api, signed_path
+from wire import signed_path
 
 
 @pytest.fixture(scope="module")
 def server():
     with pulled_server() as running:
         yield running
-
-
-@pytest.fixture
-async def api(server):
-    async with Api(server, connections=100) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def occupy(server):
-    async with occupying(server) as occupied:
-        yield occupied
 
 
 async def test_request_waits_for_a_delivery_which_comes_until_it_is_acknowledged(server, api, occupy):

@@ -63,6 +63,7 @@ class HoldingConnection(HttpConnection[Connection]):
 
     def refuse_first(self, data: bytes, fault: Fault) -> None:
         """There is no room for the connection. Only what came first is read, for `refuse`."""
+        # Only requests of the HTTP fallback are answered here, and reading others would cost time when there is none.
         if b"/app/" in data:
             self._reader.read(data)
         self.refuse(fault)
