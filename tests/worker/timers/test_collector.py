@@ -67,8 +67,7 @@ def test_a_cycle_is_still_collected(policy):
     gc.freeze()
     later = Node()
     later.self = later
-    count = sum(isinstance(found, Node) for found in gc.get_objects())
-    assert count == 1
+    assert sum(type(item) is Node for item in gc.get_objects()) == 1
     del later
     assert Collector.collect() is True
-    assert not any(isinstance(found, Node) for found in gc.get_objects())
+    assert not any(type(item) is Node for item in gc.get_objects())
