@@ -14,6 +14,7 @@ ENDPOINT = {
     "pin": None,
     "failing_since": None,
     "client_events": [],
+    "batch": False,
 }
 
 
@@ -31,7 +32,7 @@ def test_create_sends_the_given_options(typed, answering):
     shown = typed("webhook", "create", "7", "https://h.example/", *words, "--channels", "a-, b-", "--json")
     assert json.loads(shown.stdout) == made
     plain = {"app": "7", "url": "https://h.example/", "events": ["all"], "format": "service", "channels": []}
-    plain["client_events"] = []
+    plain |= {"client_events": [], "batch": False}
     assert asked == [
         ("webhook create", {**plain, "pin": False}),
         (

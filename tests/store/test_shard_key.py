@@ -37,6 +37,7 @@ async def make_old(url: str) -> None:
             ("sessions", "id_token"),
             ("apps", "deleted_at"),
             ("webhooks", "client_events"),
+            ("webhooks", "batch"),
         ):
             await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         await connection.execute(sa.update(revision).values(version_num="0008"))

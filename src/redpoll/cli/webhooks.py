@@ -35,7 +35,8 @@ def webhook() -> None:
 def _print_created(created: dict[str, Any]) -> None:
     url = created["url"] or "none: its deliveries are pulled"
     click.echo(f"id      {created['id']}\nsecret  {created['secret']}\nurl     {url}")
-    click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}")
+    batch = ", the events of a second in one request" if created.get("batch") else ""
+    click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}{batch}")
 
 
 @webhook.command("create", cls=AppCommand)
@@ -57,6 +58,7 @@ def _print_created(created: dict[str, Any]) -> None:
 @click.option(
     "--client-events", multiple=True, metavar="NAME,…", help="Of client events, only those with one of these names."
 )
+@click.option("--batch", is_flag=True, help="Send the events of a second in one request, as Pusher may.")
 @click.option("--pin", is_flag=True, help="Pin the certificate that the URL presents now.")
 @executes("webhook create", _print_created)
 def webhook_create(
@@ -67,6 +69,7 @@ def webhook_create(
     format: str,
     channels: tuple[str, ...],
     client_events: tuple[str, ...],
+    batch: bool,
     pin: bool,
 ) -> dict[str, Any]:
     """Create an endpoint and print its id and its signing secret.
@@ -75,6 +78,7 @@ def webhook_create(
     Examples:
       redpoll webhook create 1234567 https://example.com/hooks
       redpoll webhook create 1234567 https://example.com/p --events member.added --channels presence- --format pusher
+      redpoll webhook create 1234567 https://example.com/p --format pusher --batch
       redpoll webhook create 1234567 --pull --events client_event --client-events client-order,client-paid
     """
     if pull is bool(url):
@@ -86,6 +90,7 @@ def webhook_create(
         "events": split_words(events),
         "format": format,
         "channels": split_words(channels),
+        "batch": batch,
         "pin": pin,
     }
 
@@ -96,6 +101,8 @@ def _print_endpoint(endpoint: dict[str, Any]) -> None:
         words.append(f"client events {','.join(endpoint['client_events'])}")
     if endpoint["channels"]:
         words.append(f"channels {','.join(endpoint['channels'])}")
+    if endpoint.get("batch"):
+        words.append("batched")
     if endpoint["pin"]:
         words.append(f"pinned to {endpoint['pin']}")
     if not endpoint["enabled"]:

@@ -144,6 +144,7 @@ _LISTS: Final[dict[str, dict[str, type]]] = {
         "format": str,
         "channels": list,
         "client_events": list,
+        "batch": bool,
         "secret": str,
         "enabled": bool,
     },

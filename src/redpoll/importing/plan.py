@@ -47,7 +47,8 @@ class Row:
 
 @dataclass
 class AppPlan:
-    """An app to create. `settings` are texts as for `redpoll app set`; each webhook is `{url, events, channels}`."""
+    """An app to create. `settings` are texts as for `redpoll app set`; each webhook is `{url, events, channels}`, with
+    `batch` if it is true."""
 
     id: str
     key: str
@@ -100,10 +101,11 @@ class AppPlan:
         for entry in refused:
             self.nothing(theirs, entry, "redpoll takes HOST, *.HOST and HOST:PORT, no other patterns")
 
-    def add_webhook(self, url: str, events: list[str], channels: list[str]) -> None:
+    def add_webhook(self, url: str, events: list[str], channels: list[str], batch: bool = False) -> None:
         """Adds an endpoint for redpoll's events; `channels` are beginnings of names, empty for all."""
-        self.webhooks.append({"url": url, "events": events, "channels": channels})
-        self.rows.append(Row(self.id, f"webhook {url}", ", ".join(events), "webhook in Pusher's format"))
+        self.webhooks.append({"url": url, "events": events, "channels": channels, **({"batch": True} if batch else {})})
+        ours = f"webhook in Pusher's format{', batched' if batch else ''}"
+        self.rows.append(Row(self.id, f"webhook {url}", ", ".join(events), ours))
 
     def nothing(self, theirs: str, value: Any, why: str) -> None:
         """Notes that redpoll has no counterpart for `theirs`."""

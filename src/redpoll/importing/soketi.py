@@ -59,6 +59,8 @@ _PATHS: Final[Mapping[str, str]] = {
     "DEFAULT_APP_MAX_READ_REQ_PER_SEC": _APP + "maxReadRequestsPerSecond",
     "DEFAULT_APP_USER_AUTHENTICATION": _APP + "enableUserAuthentication",
     "DEFAULT_APP_WEBHOOKS": _APP + "webhooks",
+    "WEBHOOKS_BATCHING": "webhooks.batching.enabled",
+    "WEBHOOKS_BATCHING_DURATION": "webhooks.batching.duration",
 }
 # Why a setting, or all that begin with the word, has no counterpart.
 _WITHOUT: Final = (
@@ -75,7 +77,8 @@ _WITHOUT: Final = (
     ("cors", "redpoll answers other origins on /auth only, for an app's allowed_origins"),
     ("httpApi.requestLimitInMb", "a request has at most 1 MiB"),
     ("metrics", "/metrics is on the control port, with names of its own"),
-    ("webhooks", "redpoll sends one event with each webhook"),
+    ("webhooks.batching.duration", "redpoll joins the events of a second"),
+    ("webhooks", "redpoll has no such setting for webhooks"),
     ("debug", "use --log-level debug"),
 )
 _WEBHOOK_EVENTS: Final = {
@@ -195,6 +198,8 @@ class _Limits:
         self.payload_kb = _limit_of(options, "eventLimits.maxPayloadInKb", 100)
         self.batch = _limit_of(options, "eventLimits.maxBatchSize", 10)
         self.sign_in_ms = _limit_of(options, "userAuthenticationTimeout", 30_000)
+        # Of all webhooks; no limit, but as common to all apps.
+        self.batches_webhooks = as_bool(options.read("webhooks.batching.enabled"))
 
 
 def _limit_of(options: _Options, path: str, default: float) -> tuple[float, str, bool]:
@@ -261,7 +266,7 @@ def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
     _rates(plan, app, fields)
     webhooks = fields.read("webhooks")
     for webhook in _from_text(webhooks) if isinstance(webhooks, str) else webhooks or ():
-        _webhook(app, webhook)
+        _webhook(app, webhook, limits.batches_webhooks)
     for field, value in fields.rest():
         app.nothing(field, value, "redpoll has no such setting")
 
@@ -289,7 +294,7 @@ def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
         app.nothing("maxReadRequestsPerSecond", reads, "redpoll doesn't limit reading requests")
 
 
-def _webhook(app: AppPlan, webhook: Any) -> None:
+def _webhook(app: AppPlan, webhook: Any, batch: bool) -> None:
     if not isinstance(webhook, dict) or not isinstance(webhook.get("url"), str):
         what = webhook.get("lambda_function", webhook) if isinstance(webhook, dict) else webhook
         app.nothing("webhook", what, "redpoll posts to a URL; put an HTTP endpoint in front of the function")
@@ -301,7 +306,7 @@ def _webhook(app: AppPlan, webhook: Any) -> None:
     if not events:
         app.nothing(f"webhook {url}", webhook.get("event_types"), "none of its events exists here")
         return
-    app.add_webhook(url, events, [prefix] if prefix else [])
+    app.add_webhook(url, events, [prefix] if prefix else [], batch)
     if filters.get("channel_name_ends_with"):
         app.nothing(
             f"filter of webhook {url}",

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     insert,
 )
 
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 # The last migration, whose result are the tables below.
-NEWEST: Final = "0013"
+NEWEST: Final = "0014"
 # The first migration whose redpoll may use a store that this redpoll has migrated. Raise it when a migration removes
 # something, or adds what every writer must maintain (store/README.md "Migrations").
 COMPATIBLE: Final = "0007"
@@ -180,7 +181,7 @@ daily = Table(
 # Webhook endpoints. `url` "": the back end pulls the deliveries. `events`, `channels` and `client_events` are JSON
 # arrays. `disabled_at` null: enabled. `failing_since` is the time of the first failure after the last success. A
 # deleted endpoint keeps its row while it has deliveries. `pin` is the SHA-256 of the only accepted certificate in hex;
-# empty: any valid one.
+# empty: any valid one. `batch`: the events of a second are sent in one request.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -200,6 +201,7 @@ webhooks = Table(
     Column("deleted_at", Float, nullable=True),
     *_version_of("webhooks"),
     Column("client_events", Text, nullable=False, server_default="[]"),
+    Column("batch", Boolean, nullable=False, server_default=false()),
 )
 
 # One row per transition and endpoint. `id` is computed from both, so reading a transition twice adds no second row.

@@ -28,9 +28,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `url` is "" if the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
     are prefixes; empty means every channel. `client_events` are names of client events; empty means each of them.
-    `pin` is the SHA-256 of the only accepted certificate in hex, or empty. `previous_secret` is valid until
-    `previous_until`. Since `failing_since` every attempt has failed. A deleted endpoint is kept while it has
-    deliveries.
+    `batch`: the events of a second are sent in one request (control/webhooks/batches.py). `pin` is the SHA-256 of the
+    only accepted certificate in hex, or empty. `previous_secret` is valid until `previous_until`. Since `failing_since`
+    every attempt has failed. A deleted endpoint is kept while it has deliveries.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     failing_since: float | None = None
     deleted_at: float | None = None
     client_events: tuple[str, ...] = ()
+    batch: bool = False
 
     @property
     def pulled(self) -> bool:

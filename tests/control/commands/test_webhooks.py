@@ -46,6 +46,7 @@ async def test_endpoint_is_created_listed_changed_tested_and_deleted(make_operat
         "events": ["client_event"],
         "client_events": [],
         "format": "pusher",
+        "batch": False,
         "enabled": True,
         "channels": ["room-"],
         "pin": None,

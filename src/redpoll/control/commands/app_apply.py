@@ -157,6 +157,7 @@ def _exported(app: App, webhooks: Webhooks, tokens: Iterable[Token]) -> dict[str
             "secret": one.secret,
             **({"channels": one.channels} if one.channels else {}),
             **({"client_events": one.client_events} if one.client_events else {}),
+            **({"batch": True} if one.batch else {}),
             **({} if one.enabled else {"enabled": False}),
         }
         for one in webhooks.endpoints.of_app(app.id)

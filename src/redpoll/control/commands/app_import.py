@@ -27,6 +27,7 @@ class _Webhook(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     events: list[str]
     channels: list[str]
+    batch: bool = False
 
 
 class _Planned(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +91,7 @@ async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_
                 events=planned.events,
                 format=_FORMAT,
                 channels=planned.channels,
+                batch=planned.batch,
                 by=COMMAND_LINE,
             )
     except RecordError as error:

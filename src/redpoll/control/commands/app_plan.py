@@ -26,8 +26,9 @@ from redpoll.store.webhooks import Endpoint
 
 __all__ = ["AppPlan", "Wanted", "WantedKey", "WantedToken", "WantedWebhook"]
 
-# What a webhook gets, besides its format.
+# What a webhook gets, and how.
 _LISTS = ("events", "channels", "client_events")
+_VALUES = ("format", "batch")
 _WEBHOOK_SECRET = re.compile(r"[!-~]{1,64}").fullmatch
 
 
@@ -44,6 +45,7 @@ class WantedWebhook(msgspec.Struct, forbid_unknown_fields=True):
     format: str = FORMATS[0]
     channels: tuple[str, ...] = ()
     client_events: tuple[str, ...] = ()
+    batch: bool = False
     secret: str | None = None
     enabled: bool = True
 
@@ -259,6 +261,7 @@ class AppPlan:
             channels=tuple(dict.fromkeys(wanted.channels)),
             client_events=tuple(dict.fromkeys(wanted.client_events)),
             format=wanted.format,
+            batch=wanted.batch,
             # Those of one app keep the order of the file.
             created_at=self._now_s + len(self.added_endpoints) / 1_000,
             disabled_at=None if wanted.enabled else self._now_s,
@@ -274,8 +277,9 @@ class AppPlan:
         for name in _LISTS:
             if set(getattr(own, name)) != set(getattr(wanted, name)):
                 values[name] = tuple(dict.fromkeys(getattr(wanted, name)))
-        if own.format != wanted.format:
-            values["format"] = wanted.format
+        for name in _VALUES:
+            if getattr(own, name) != getattr(wanted, name):
+                values[name] = getattr(wanted, name)
         if own.enabled != wanted.enabled:
             values["disabled_at"] = None if wanted.enabled else self._now_s
         if wanted.secret is not None and not _same(wanted.secret, own.secret):
@@ -349,7 +353,9 @@ def _has_secret(wanted: WantedWebhook, own: Endpoint) -> bool:
 
 
 def _gets_the_same(wanted: WantedWebhook, own: Endpoint) -> bool:
-    return own.format == wanted.format and all(set(getattr(own, name)) == set(getattr(wanted, name)) for name in _LISTS)
+    return all(getattr(own, name) == getattr(wanted, name) for name in _VALUES) and all(
+        set(getattr(own, name)) == set(getattr(wanted, name)) for name in _LISTS
+    )
 
 
 def _is_any(_wanted: WantedWebhook, _own: Endpoint) -> bool:

@@ -54,7 +54,7 @@ def plan_of(
         now_s,
         prune,
         lambda webhook: endpoints.fault_of(
-            webhook.url, webhook.events, webhook.format, webhook.channels, webhook.client_events
+            webhook.url, webhook.events, webhook.format, webhook.channels, webhook.client_events, webhook.batch
         ),
         dry_run,
     )

@@ -37,6 +37,7 @@ def endpoint_shape(webhooks: Webhooks, endpoint: Endpoint) -> dict[str, Any]:
         "events": endpoint.events,
         "client_events": endpoint.client_events,
         "format": endpoint.format,
+        "batch": endpoint.batch,
         "enabled": endpoint.enabled,
         "channels": endpoint.channels,
         "pin": endpoint.pin or None,
@@ -60,6 +61,7 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
         channels=args["channels"],
         pin=args["pin"],
         client_events=args.get("client_events", ()),
+        batch=args.get("batch", False),
         by=COMMAND_LINE,
     )
     return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret}
@@ -178,8 +180,8 @@ def _state_shape(delivery: Delivery) -> dict[str, Any]:
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
-    # {app, url, events, format, channels, client_events, pin} -> webhook with its secret; only this and `rotate` show a
-    # secret. `url` null: its deliveries are pulled.
+    # {app, url, events, format, channels, client_events, batch, pin} -> webhook with its secret; only this and `rotate`
+    # show a secret. `url` null: its deliveries are pulled.
     "webhook create": _create,
     "webhook list": _list,  # {app} -> [webhook]
     "webhook enable": _enable,  # {id} -> webhook

@@ -86,6 +86,7 @@ class WebhookPages:
             "format": FORMATS[0],
             "channels": "",
             "client_events": "",
+            "batch": False,
             "pin": False,
         }
         if form.pairs:
@@ -96,6 +97,7 @@ class WebhookPages:
                 "channels": form.raw("channels"),
                 "pull": form.ticked("pull"),
                 "client_events": form.raw("client_events"),
+                "batch": form.ticked("batch"),
                 "pin": form.ticked("pin"),
             }
         elif endpoint is not None:
@@ -106,6 +108,7 @@ class WebhookPages:
                 "channels": "\n".join(endpoint.channels),
                 "pull": endpoint.pulled,
                 "client_events": "\n".join(endpoint.client_events),
+                "batch": endpoint.batch,
                 "pin": bool(endpoint.pin),
             }
         return visit.page(
@@ -114,7 +117,7 @@ class WebhookPages:
 
     async def create(self, visit: Visit) -> Response:
         """POST …/webhooks/new: url or pull, event (several), format, channels (prefixes, one a line), client_events
-        (names, one a line), pin."""
+        (names, one a line), batch, pin."""
         app, form = visit.app, visit.form
         fields = _fields_of(form, pulled=form.ticked("pull"))
         created: Endpoint | None = None
@@ -291,12 +294,14 @@ def _fields_of(form: Form, *, pulled: bool) -> dict[str, Any]:
         "format": form.choice("format", FORMATS, FORMATS[0]),
         "channels": form.text("channels").replace(",", "\n").split(),
         "client_events": [name for line in form.text("client_events").splitlines() if (name := line.strip())],
+        "batch": form.ticked("batch"),
     }
 
 
 # Of a refusal, by words in its sentence (webhooks/endpoints.py); the rest is about the URL.
 _FIELDS: Final = {
     "can't be pinned": "pin",
+    "batch events": "batch",
     "client event": "client_events",
     "channel prefixes": "channels",
     "name begins": "channels",

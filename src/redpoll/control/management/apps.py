@@ -114,7 +114,12 @@ def _wanted(new: NewApp) -> Wanted:
         history=[{name: getattr(rule, name) for name in rule.__struct_fields__} for rule in new.history_rules],
         webhooks=[
             WantedWebhook(
-                endpoint_url(one), tuple(one.events), one.format, tuple(one.channels), tuple(one.client_events)
+                endpoint_url(one),
+                tuple(one.events),
+                one.format,
+                tuple(one.channels),
+                tuple(one.client_events),
+                one.batch,
             )
             for one in new.webhooks
         ],

@@ -78,6 +78,7 @@ _Prefix = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 _Prefixes = Annotated[list[_Prefix], Meta(max_length=_MAX_PREFIXES, description="Beginnings of channel names.")]
 _ClientEvent = Annotated[str, Meta(min_length=8, max_length=1_000)]
 _ClientEvents = Annotated[list[_ClientEvent], Meta(max_length=_MAX_PREFIXES, description="Empty: those of any name.")]
+_Batch = Annotated[bool, Meta(description="One request for the events of a second. Needs a URL and the format pusher.")]
 _Scopes = Annotated[list[_Scope], Meta(min_length=1, max_length=len(SCOPES))]
 _RuleName = Annotated[str, Meta(max_length=MAX_NAME_CHARS, description="A channel's name, or its beginning.")]
 _Keep = Annotated[int, Meta(ge=0, le=MAX_STORED_MESSAGES, description="Messages per channel; 0: an exception.")]
@@ -210,6 +211,7 @@ class NewWebhook(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: _Format = FORMATS[0]
     channels: _Prefixes = msgspec.field(default_factory=list)
     client_events: _ClientEvents = msgspec.field(default_factory=list)
+    batch: _Batch = False
 
 
 class WebhookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -220,6 +222,7 @@ class WebhookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: _Format | UnsetType = UNSET
     channels: _Prefixes | UnsetType = UNSET
     client_events: _ClientEvents | UnsetType = UNSET
+    batch: _Batch | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
 
 
@@ -304,6 +307,7 @@ class ManagedWebhook(msgspec.Struct, kw_only=True):
     format: str
     channels: list[str]
     client_events: list[str]
+    batch: bool
     enabled: bool
     pinned: bool
 
@@ -396,6 +400,7 @@ def webhook_body(endpoint: Endpoint, whole: bool = False) -> ManagedWebhook:
         format=endpoint.format,
         channels=list(endpoint.channels),
         client_events=list(endpoint.client_events),
+        batch=endpoint.batch,
         enabled=endpoint.enabled,
         pinned=bool(endpoint.pin),
     )
@@ -427,24 +432,19 @@ def settings_body(app: App) -> AppSettings:
 
 
 def app_body(app: App, endpoints: Sequence[Endpoint], tokens: Sequence[Token]) -> ManagedApp:
-    return ManagedApp(
-        id=app.id,
-        name=app.name,
-        settings=settings_body(app),
-        keys=[key_body(key) for key in app.keys],
-        history_rules=[rule_body(rule) for rule in app.history],
-        webhooks=[webhook_body(endpoint) for endpoint in endpoints],
-        tokens=[token_body(token) for token in tokens],
-    )
+    return ManagedApp(**_app_fields(app, endpoints, whole=False), tokens=[token_body(token) for token in tokens])
 
 
 def created_app_body(app: App, endpoints: Sequence[Endpoint], tokens: Sequence[CreatedToken]) -> CreatedApp:
-    return CreatedApp(
-        id=app.id,
-        name=app.name,
-        settings=settings_body(app),
-        keys=[key_body(key, whole=True) for key in app.keys],
-        history_rules=[rule_body(rule) for rule in app.history],
-        webhooks=[webhook_body(endpoint, whole=True) for endpoint in endpoints],
-        tokens=tokens,
-    )
+    return CreatedApp(**_app_fields(app, endpoints, whole=True), tokens=tokens)
+
+
+def _app_fields(app: App, endpoints: Sequence[Endpoint], whole: bool) -> dict[str, Any]:
+    return {
+        "id": app.id,
+        "name": app.name,
+        "settings": settings_body(app),
+        "keys": [key_body(key, whole) for key in app.keys],
+        "history_rules": [rule_body(rule) for rule in app.history],
+        "webhooks": [webhook_body(endpoint, whole) for endpoint in endpoints],
+    }

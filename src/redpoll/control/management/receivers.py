@@ -103,6 +103,7 @@ class WebhookManagement:
             new.format,
             new.channels,
             client_events=new.client_events,
+            batch=new.batch,
             by=managed.adding(request, app),
         )
         location = app_path(app.id, "webhooks", endpoint.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from redpoll.control.webhooks.batches import Batches
 from redpoll.control.webhooks.ordering import ReadyDeliveries
 from redpoll.store.deliveries import Waiting
 
@@ -30,10 +31,12 @@ class EndpointQueue:
     `loaded` are the numbers of all deliveries that are in `ready`, have a running attempt, or have a result that isn't
     written yet; the store still has them as waiting. `withdrawn` are those of them that the operator discarded.
     `more_in_store`: the store may have more due deliveries. `next_at`: when the next delivery that isn't due yet
-    becomes due. `during_read` is set while the store is being read. `running` and `unwritten` count attempts.
+    becomes due. `during_read` is set while the store is being read. `running` and `unwritten` count attempts, of
+    several deliveries in one request one for each.
     """
 
     __slots__ = (
+        "batches",
         "during_read",
         "endpoint_id",
         "failures",
@@ -51,6 +54,7 @@ class EndpointQueue:
     def __init__(self, endpoint_id: str) -> None:
         self.endpoint_id = endpoint_id
         self.ready = ReadyDeliveries()
+        self.batches = Batches()
         self.loaded: set[int] = set()
         self.withdrawn: set[int] = set()
         self.during_read: ChangesDuringRead | None = None

@@ -154,13 +154,15 @@ class Endpoints:
         pin: bool = False,
         *,
         client_events: Sequence[str] = (),
+        batch: bool = False,
         by: Actor | None = None,
     ) -> Endpoint:
         """Creates an enabled endpoint with a new secret of 40 hex digits.
 
         `url` None: the deliveries are pulled. `events` are event names, or "all" for the five standard ones. `channels`
         are prefixes; empty means every channel. `client_events` are names of client events; empty means each of them.
-        `pin`: accept only the certificate that the receiver shows now.
+        `batch`: the events of a second are sent in one request. `pin`: accept only the certificate that the receiver
+        shows now.
         """
         endpoint = Endpoint(
             id=secrets.token_hex(6),
@@ -171,6 +173,7 @@ class Endpoints:
             channels=tuple(dict.fromkeys(channels)),
             client_events=tuple(dict.fromkeys(client_events)),
             format=format,
+            batch=batch,
             created_at=self._clock(),
         )
         self._check(endpoint, url)
@@ -196,6 +199,7 @@ class Endpoints:
         enabled: bool | None = None,
         *,
         client_events: Sequence[str] | None = None,
+        batch: bool | None = None,
         by: Actor | None = None,
     ) -> Endpoint:
         """Changes the values that are not None; `enabled` as `set_enabled` does.
@@ -214,6 +218,8 @@ class Endpoints:
                 values[name] = tuple(dict.fromkeys(words))
         if format is not None:
             values["format"] = format
+        if batch is not None:
+            values["batch"] = batch
         if enabled is not None and enabled != before.enabled:
             values["disabled_at"] = None if enabled else self._clock()
         asked_url = before.url if url is None else url
@@ -374,6 +380,7 @@ class Endpoints:
         format: str,
         channels: Sequence[str],
         client_events: Sequence[str] = (),
+        batch: bool = False,
     ) -> str | None:
         """Why `create` would refuse these values; None if it wouldn't."""
         try:
@@ -386,6 +393,7 @@ class Endpoints:
                 channels=tuple(channels),
                 client_events=tuple(client_events),
                 format=format,
+                batch=batch,
                 created_at=0.0,
             )
             self._check(endpoint, url)

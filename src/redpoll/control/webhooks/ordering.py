@@ -4,12 +4,15 @@ While no attempt fails, the deliveries of one channel arrive in the order of the
 `channel.vacated` and `subscription.count` start only when everything before them has ended, and hold back everything
 after them. Deliveries about the same member wait for each other. Client events wait only for the former; they carry
 `seq`. Different channels, and different members of one channel, are sent in parallel. Retries and restarts may break
-the order; receivers restore it by `seq` (control/webhooks/README.md "Webhooks").
+the order; receivers restore it by `seq` (control/webhooks/README.md "Webhooks"). Deliveries of an endpoint with `batch`
+don't wait for each other: they go in their order in one request, and no two requests run at a time (batches.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Final
 
 from redpoll.store.deliveries import Waiting
@@ -18,6 +21,7 @@ __all__ = ["ReadyDeliveries"]
 
 # Events about the whole channel: no other delivery of the channel runs at the same time.
 _WHOLE_CHANNEL: Final = ("channel.occupied", "channel.vacated", "subscription.count")
+_number_of: Final = attrgetter("number")
 
 
 class _Channel:
@@ -95,15 +99,46 @@ class ReadyDeliveries:
             channel.has_turn = False
         return None
 
-    def done(self, item: Waiting) -> None:
-        """The attempt ended, or the delivery was discarded."""
-        channel = self._channels[item.channel]
-        channel.end(item)
-        if channel.empty():
-            # It may still be in `_turns`; `take` skips an empty channel.
-            del self._channels[item.channel]
-        elif channel.items:
-            self._give_turn(channel)
+    def in_order(self) -> list[Waiting]:
+        """All ready deliveries, in the order of the transitions."""
+        items = [item for channel in self._channels.values() for item in channel.items]
+        return sorted(items, key=_number_of)
+
+    def take_these(self, items: Sequence[Waiting]) -> None:
+        """Takes ready deliveries that run together, in one request; several may be of one channel. No other may run."""
+        numbers = {item.number for item in items}
+        for name in {item.channel for item in items}:
+            channel = self._channels[name]
+            channel.items = deque(item for item in channel.items if item.number not in numbers)
+        for item in items:
+            self._channels[item.channel].start(item)
+        self._length -= len(items)
+        # `take` removes turns one by one; without it they would pile up.
+        for channel in self._turns:
+            channel.has_turn = bool(channel.items)
+        self._turns = deque(channel for channel in self._turns if channel.has_turn)
+
+    def remove(self, numbers: Collection[int]) -> list[Waiting]:
+        """Removes and returns the ready ones of these deliveries. None may run."""
+        removed = [item for channel in self._channels.values() for item in channel.items if item.number in numbers]
+        if removed:
+            self.take_these(removed)
+            self.done(*removed)
+        return removed
+
+    def done(self, *items: Waiting) -> None:
+        """The attempt at these deliveries ended, or they were discarded."""
+        for item in items:
+            self._channels[item.channel].end(item)
+        for item in items:
+            channel = self._channels.get(item.channel)
+            if channel is None:
+                continue
+            if channel.empty():
+                # It may still be in `_turns`; `take` skips an empty channel.
+                del self._channels[item.channel]
+            elif channel.items:
+                self._give_turn(channel)
 
     def clear(self) -> list[Waiting]:
         """Removes and returns all ready deliveries. Running ones are not affected."""

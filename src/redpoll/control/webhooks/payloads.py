@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid5
 
 import msgspec
 
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
     from redpoll.cluster.transition import Transition
     from redpoll.protocol.apps import Key
 
-__all__ = ["EVENTS", "FORMATS", "STANDARD", "client_event_name", "headers", "render", "sign"]
+__all__ = [
+    "BATCH",
+    "EVENTS",
+    "FORMATS",
+    "STANDARD",
+    "batch_id",
+    "client_event_name",
+    "has_events",
+    "headers",
+    "join",
+    "render",
+    "sign",
+]
 
 FORMATS: Final = ("service", "pusher")
 # Our name of each event, and Pusher's.
@@ -32,11 +45,24 @@ _PUSHER_NAMES: Final[Mapping[str, str]] = {
 EVENTS: Final = tuple(_PUSHER_NAMES)
 # The five events that `all` stands for. The other two must be named (protocol/README.md "Webhooks").
 STANDARD: Final = EVENTS[:5]
+# `X-Service-Event` of several events in one POST.
+BATCH: Final = "batch"
+_BATCHES: Final = UUID("5c0e5c1e-6d3f-4f0a-9a51-0d7b5f0a8e42")
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text: Final = msgspec.json.Decoder(str).decode
 _QUOTE: Final = ord('"')
+
+
+class _PusherBody(msgspec.Struct):
+    time_ms: int
+    events: list[msgspec.Raw]
+
+
+_decode_body: Final = msgspec.json.Decoder(_PusherBody).decode
+# What `render` writes first in the pusher format, and only there.
+_PUSHER_BEGINNING: Final = b'{"time_ms":'
 
 
 def render(format: str, transition: Transition) -> bytes:
@@ -99,6 +125,26 @@ def client_event_name(detail: bytes) -> str:
 
 def _number(detail: bytes) -> int:
     return msgspec.json.decode(detail, type=int)
+
+
+def has_events(body: bytes) -> bool:
+    """Whether it is a body in the pusher format, which `join` takes: of an endpoint whose format was changed, some of
+    the waiting deliveries have the other."""
+    return body.startswith(_PUSHER_BEGINNING)
+
+
+def join(bodies: Iterable[bytes]) -> bytes:
+    """One body in the pusher format with the events of all of them, in their order and with their bytes. Its `time_ms`
+    is the latest of theirs."""
+    parts = [_decode_body(body) for body in bodies]
+    events = [event for part in parts for event in part.events]
+    return _encode(_PusherBody(max(part.time_ms for part in parts), events))
+
+
+def batch_id(delivery_ids: Iterable[str]) -> str:
+    """`X-Service-Delivery` of several deliveries in one POST: the same for the same set, whatever its order, and
+    another for any other set. So a receiver that ignores ids that it knows misses no event."""
+    return str(uuid5(_BATCHES, " ".join(sorted(delivery_ids))))
 
 
 def sign(secret: str, body: bytes) -> str:

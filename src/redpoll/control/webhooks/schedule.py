@@ -17,13 +17,14 @@ from typing import Final
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.tracing.spans import Attempted, Spans
+from redpoll.control.tracing.spans import Spans
+from redpoll.control.webhooks.batches import MAX_EVENTS
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import Attempt
-from redpoll.control.webhooks.payloads import headers
+from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.results import Results
-from redpoll.control.webhooks.sender import Sender, Target
+from redpoll.control.webhooks.sender import Sender
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store.deliveries import AttemptRow, Result, Waiting
@@ -38,6 +39,7 @@ log = structlog.get_logger(__name__)
 # Running attempts per endpoint.
 _MAX_RUNNING: Final = 32
 # Attempts per endpoint that are running or whose results are not in the store: the upper bound on repeats after a kill.
+# With `batch`, a POST begins if fewer than MAX_EVENTS results are not in the store: fewer than twice as many repeats.
 _MAX_UNWRITTEN: Final = 64
 # After this many failures without a success, an endpoint gets fewer attempts at a time and a pause between them: at
 # most 200 attempts per second, about a tenth of a core. The first success ends this.
@@ -88,10 +90,8 @@ class Schedule:
         self.failed_total = 0
         self._store = store
         self._endpoints = endpoints
-        self._sender = sender
+        self._posts = Posts(sender, signing_key, clock, spans)
         self._retry_after_s = tuple(retry_after_s)
-        self._signing_key = signing_key
-        self._spans = spans
         self._on_left = on_left
         self._lease_s = lease_s
         self._clock = clock
@@ -202,7 +202,10 @@ class Schedule:
                     log.error("webhook deliveries not read", reason=reason_of(error))
             elif wanted:
                 wait_s = min(wait_s, queue.read_after - self._loop.time())
+            queue.batches.due_at = None
             self._start_attempts(queue)
+            if queue.batches.due_at is not None:
+                wait_s = min(wait_s, queue.batches.due_at - self._steady())
             if queue.next_at is not None:
                 wait_s = min(wait_s, queue.next_at - self._now())
         return max(wait_s, 0.0)
@@ -324,8 +327,10 @@ class Schedule:
             return
         if (endpoint := self._endpoints.known(queue.endpoint_id)) is None or not self._sends_to(queue):
             return
-        failing = queue.failures >= _FAILING_AFTER
-        max_running = _MAX_RUNNING_FAILING if failing else _MAX_RUNNING
+        if endpoint.batch:
+            self._start_batch(queue, endpoint)
+            return
+        max_running = _MAX_RUNNING_FAILING if queue.failures >= _FAILING_AFTER else _MAX_RUNNING
         while queue.running < max_running and queue.running + queue.unwritten < _MAX_UNWRITTEN:
             item = queue.ready.take()
             if item is None:
@@ -334,95 +339,78 @@ class Schedule:
                 queue.ready.done(item)
                 queue.release(item.number)
                 continue
-            queue.running += 1
-            task = self._loop.create_task(self._attempt(queue, endpoint, item))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            if failing:
-                queue.pause = self._loop.call_later(_FAILING_PAUSE_S, self._end_pause, queue)
+            self._start(queue, endpoint, (item,))
+            if queue.pause is not None:
                 break
+
+    def _start_batch(self, queue: EndpointQueue, endpoint: Endpoint) -> None:
+        """Starts the next POST with several events, if it is time and the one before has ended."""
+        if queue.running or queue.unwritten >= MAX_EVENTS:
+            return
+        if queue.withdrawn:
+            for item in queue.ready.remove(queue.withdrawn):
+                queue.release(item.number)
+        items = queue.batches.take(queue.ready, len(self._retry_after_s), self._steady())
+        if items:
+            self._start(queue, endpoint, items)
+
+    def _start(self, queue: EndpointQueue, endpoint: Endpoint, items: Sequence[Waiting]) -> None:
+        queue.running += len(items)
+        task = self._loop.create_task(self._attempt(queue, endpoint, items))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if queue.failures >= _FAILING_AFTER:
+            queue.pause = self._loop.call_later(_FAILING_PAUSE_S, self._end_pause, queue)
 
     def _end_pause(self, queue: EndpointQueue) -> None:
         queue.pause = None
         self._start_attempts(queue)
 
-    async def _attempt(self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting) -> None:
-        begun_s = self._clock()
-        signed = headers(
-            endpoint.format,
-            item.event,
-            item.body,
-            delivery_id=item.id,
-            attempt=item.attempts + 1,
-            now_s=begun_s,
-            secret=endpoint.secret,
-            previous_secret=endpoint.previous_secret if begun_s < endpoint.previous_until else "",
-            key=self._signing_key(endpoint.app_id),
-        )
-        attempted = None
-        if self._spans is not None:
-            attempted = self._spans.begin_attempt(item.trace)
-            signed["traceparent"] = attempted.traceparent
+    async def _attempt(self, queue: EndpointQueue, endpoint: Endpoint, items: Sequence[Waiting]) -> None:
         try:
             # If this is cancelled, its outcome is unknown, and the next process repeats it.
-            attempt = await self._sender.attempt(Target(endpoint.url, endpoint.pin), item.body, signed)
+            begun_s, attempt = await self._posts.post(endpoint, items)
         finally:
-            queue.running -= 1
-            queue.ready.done(item)
-        if attempted is not None:
-            self._note_span(attempted, endpoint, item, begun_s, attempt)
-        self._record(queue, endpoint, item, begun_s, attempt)
+            queue.running -= len(items)
+            queue.ready.done(*items)
+        self._record(queue, endpoint, items, begun_s, attempt)
         self._start_attempts(queue)
         if queue.more_in_store and len(queue.ready) < _REFILL_BELOW:
             self._wake.set()
 
-    def _note_span(
-        self, attempted: Attempted, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt
-    ) -> None:
-        assert self._spans is not None
-        self._spans.ended_attempt(
-            attempted,
-            int(begun_s * 1_000_000),
-            attempt.duration_ms,
-            attempt.status,
-            "" if attempt.ok else attempt.reason,
-            app=endpoint.app_id,
-            event=item.event,
-            channel=item.channel,
-            endpoint=endpoint.id,
-            delivery=item.id,
-            attempt=item.attempts + 1,
-        )
-
     def _record(
-        self, queue: EndpointQueue, endpoint: Endpoint, item: Waiting, begun_s: float, attempt: Attempt
+        self, queue: EndpointQueue, endpoint: Endpoint, items: Sequence[Waiting], begun_s: float, attempt: Attempt
     ) -> None:
-        self.attempts[attempt.outcome] += 1
+        self.attempts[attempt.outcome] += len(items)
         delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
-        self.by_app[endpoint.app_id] = (delivered + attempt.ok, failed + (not attempt.ok))
-        now_s = self._clock()
-        attempts = item.attempts + 1 - item.cycle_from
-        if attempt.ok:
-            state, at = "delivered", now_s
-        elif attempts <= len(self._retry_after_s):
-            state, at = "waiting", self._now() + self._retry_after_s[attempts - 1]
-        else:
-            state, at = "failed", now_s
-            self.failed_total += 1
+        number_ok = len(items) if attempt.ok else 0
+        self.by_app[endpoint.app_id] = (delivered + number_ok, failed + len(items) - number_ok)
         queue.failures = 0 if attempt.ok else queue.failures + 1
         self._note_failing(endpoint.id, begun_s, attempt.ok)
-        row = AttemptRow(
-            item.attempts + 1,
-            begun_s,
-            attempt.status,
-            attempt.duration_ms,
-            attempt.outcome,
-            attempt.reason,
-            attempt.response,
-        )
-        self._unwritten[item.number] = queue, len(item.body)
-        queue.unwritten += 1
-        self._results.put(Result(item.number, state, at, row))
+        # One time for all: what failed together is due together.
+        now_s, due_from_s = self._clock(), self._now()
+        reason = attempt.reason if len(items) == 1 else f"{attempt.reason}; one of {len(items)} events in the request"
+        for item in items:
+            attempts = item.attempts + 1 - item.cycle_from
+            if attempt.ok:
+                state, at = "delivered", now_s
+            elif attempts <= len(self._retry_after_s):
+                state, at = "waiting", due_from_s + self._retry_after_s[attempts - 1]
+            else:
+                state, at = "failed", now_s
+                self.failed_total += 1
+            row = AttemptRow(
+                item.attempts + 1,
+                begun_s,
+                attempt.status,
+                attempt.duration_ms,
+                attempt.outcome,
+                reason,
+                attempt.response,
+            )
+            self._unwritten[item.number] = queue, len(item.body)
+            queue.unwritten += 1
+            self._results.put(Result(item.number, state, at, row))
 
     def _note_failing(self, endpoint_id: str, begun_s: float, ok: bool) -> None:
         endpoint = self._endpoints.known(endpoint_id)

@@ -62,7 +62,7 @@ def check_has_url(endpoint: Endpoint) -> None:
 
 
 def check_wanted(endpoint: Endpoint) -> None:
-    """Raises RecordError unless its events, format, channels and names of client events are right."""
+    """Raises RecordError unless its events, format, channels, names of client events and batch are right."""
     unknown = [event for event in endpoint.events if event != ALL and event not in EVENTS]
     if unknown or not endpoint.events:
         named = ", ".join(map(repr, unknown)) or "nothing"
@@ -75,6 +75,14 @@ def check_wanted(endpoint: Endpoint) -> None:
     if len(endpoint.channels) > _MAX_NAMES:
         raise RecordError(f"a webhook has at most {_MAX_NAMES} channel prefixes")
     _check_client_events(endpoint)
+    if endpoint.batch and endpoint.pulled:
+        raise RecordError(
+            "a webhook that is pulled can't batch events: each of its deliveries is acknowledged by itself"
+        )
+    if endpoint.batch and endpoint.format != "pusher":
+        raise RecordError(
+            f"only a webhook in the format pusher can batch events: {endpoint.format} has one in each body"
+        )
 
 
 def _check_client_events(endpoint: Endpoint) -> None:
