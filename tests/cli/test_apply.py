@@ -26,7 +26,7 @@ history = [
   { prefix = "cursor-", max_rate = 5, latest = true },
 ]
 webhooks = [
-  { url = "https://shop.example.com/hook", events = ["all"], format = "pusher" },
+  { url = "https://shop.example.com/hook", events = ["all"], format = "pusher", batch = true },
   { pull = true, client_events = ["client-order"] },
 ]
 tokens = [{ name = "ci", scopes = ["publish"], expires = "90d" }]
@@ -66,6 +66,8 @@ FAULTS = [
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', format = 'xml' }]", "a webhook's format is"),
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', secret = 'two words' }]", "a webhook's secret must have"),
     ("id = 'a'\nhistory = [{ prefix = 'a', keep = 10000000000000 }]", "keep: must be a whole number"),
+    ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', batch = true }]", "only a webhook in the format pusher can"),
+    ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', batch = 1 }]", "batch: must be true or false"),
     ("id = 'a'\nwebhooks = [{ url = '' }]", "the URL must begin with https://"),
     ("id = 'a'\nwebhooks = [{ events = ['all'] }]", "needs either url, or pull = true"),
     ("id = 'a'\nwebhooks = [{ url = 'https://a.example/', pull = true }]", "needs either url, or pull = true"),
@@ -168,7 +170,7 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
     changed = applied(typed, file)["apps"][0]
     assert changed["changes"] == [
         "key 0123456789abcdefabcd: another secret",
-        "webhook https://shop.example.com/hook: events, format changed",
+        "webhook https://shop.example.com/hook: events, format, batch changed",
         "token ci: revoked and made again",
     ]
     shop, by_hand = applied(typed, file, "--prune")["apps"]

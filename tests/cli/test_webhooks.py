@@ -33,6 +33,8 @@ def test_create_sends_the_given_options(typed, answering):
     assert json.loads(shown.stdout) == made
     plain = {"app": "7", "url": "https://h.example/", "events": ["all"], "format": "service", "channels": []}
     plain |= {"client_events": [], "batch": False}
+    typed("webhook", "create", "7", "https://h.example/", "--format", "pusher", "--batch")
+    assert asked.pop() == ("webhook create", {**plain, "format": "pusher", "batch": True, "pin": False})
     assert asked == [
         ("webhook create", {**plain, "pin": False}),
         (

@@ -134,6 +134,28 @@ def test_table_of_apps_with_the_spelling_of_a_database(tmp_path):
     assert "maxReadRequestsPerSecond" in without(plan)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"webhooks": {"batching": {"enabled": True, "duration": 50}}},
+        {"webhooks.batching.enabled": True, "webhooks.batching.duration": 50},
+        "SOKETI_WEBHOOKS_BATCHING=1\nSOKETI_WEBHOOKS_BATCHING_DURATION=50\n",
+    ],
+)
+def test_batched_webhooks_stay_batched(tmp_path, given):
+    webhooks = [{"url": "https://x.example/", "event_types": ["client_event"]}]
+    if isinstance(given, str):
+        rows = {"ID": "7", "KEY": "k", "SECRET": "s", "WEBHOOKS": json.dumps(webhooks)}
+        given += "".join(f"SOKETI_DEFAULT_APP_{name}={value}\n" for name, value in rows.items())
+    else:
+        given = {**given, "appManager.array.apps": [APP | {"webhooks": webhooks}]}
+    plan = plan_of(tmp_path, given)
+    (webhook,) = plan.apps[0].webhooks
+    assert webhook["batch"] is True
+    assert without(plan)["webhooks.batching.duration"] == "redpoll joins the events of a second"
+    assert "webhooks.batching.enabled" not in without(plan)
+
+
 def test_what_has_no_counterpart_is_listed_with_the_reason(tmp_path):
     webhooks = [
         {"lambda_function": "f", "event_types": ["client_event"]},

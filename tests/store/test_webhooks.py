@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
-from redpoll.store.schema import apps
+from redpoll.store.schema import apps, revision
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -48,6 +48,20 @@ async def test_endpoint_is_read_back_as_written(store):
     async with store.reading() as connection:
         assert await endpoint_rows.find_by_id(connection, "e1") == ENDPOINT
         assert await endpoint_rows.find_by_id(connection, "e2") is None
+
+
+async def test_endpoints_of_a_store_from_before_batches_have_none(store, store_url):
+    async with store.change() as connection:
+        await endpoint_rows.add(connection, ENDPOINT)
+        await connection.execute(sa.text("ALTER TABLE webhooks DROP COLUMN batch"))
+        await connection.execute(sa.update(revision).values(version_num="0013"))
+    opened = await Store.open(store_url)
+    assert await all_endpoints(opened) == {"e1": ENDPOINT}
+    batched = msgspec.structs.replace(ENDPOINT, batch=True)
+    async with opened.change() as connection:
+        await endpoint_rows.put(connection, batched)
+    assert await all_endpoints(opened) == {"e1": batched}
+    await opened.close()
 
 
 async def test_endpoints_are_sorted_oldest_first(store):

@@ -44,6 +44,9 @@ async def test_app_is_stored_with_id_key_secret_and_settings(context, tmp_path):
     assert (app.name, app.keys, app.max_connections) == ("Shop", (Key(key="k-1", secret="s/1+="),), 5)
     assert context.records.by_key["k-1"].hooks
     (endpoint,) = context.webhooks.endpoints.of_app("my_app.1")
+    assert not endpoint.batch
+    await imported(context, APP | {"webhooks": [WEBHOOK | {"url": "https://two.example/", "batch": True}]})
+    assert [one.batch for one in context.webhooks.endpoints.of_app("my_app.1")] == [False, True]
     assert (endpoint.format, endpoint.channels) == ("pusher", ("presence-",))
 
 

@@ -53,6 +53,9 @@ async def test_endpoint_is_created_listed_changed_tested_and_deleted(make_operat
         "failing_since": None,
     }
     assert await operator("webhook list", app=APP) == [{**made, "waiting": 0, "dropped": 0}]
+    batched = await operator.create(receiver.url, format="pusher", batch=True)
+    assert (batched["format"], batched["batch"]) == ("pusher", True)
+    await operator("webhook delete", id=batched["id"])
     assert await operator("webhook disable", id=made["id"]) == {**made, "enabled": False}
     assert await operator("webhook enable", id=made["id"]) == made
     rotated = await operator("webhook rotate", id=made["id"])

@@ -44,6 +44,7 @@ async def test_endpoint_is_created_and_its_secret_is_shown_to_admins_only(plane,
         ({"channels": "a b <script>"}, "channels"),
         ({"format": "xml"}, "format"),
         ({"pin": "1"}, "pin"),
+        ({"batch": "1"}, "batch"),
     ],
 )
 async def test_invalid_fields_are_reported_and_the_form_keeps_its_values(plane, browser, changed, field):
@@ -54,6 +55,18 @@ async def test_invalid_fields_are_reported_and_the_form_keeps_its_values(plane, 
     assert "<script>alert" not in page
     assert "typed-" in page or field == "channels"
     assert not endpoints(plane)
+
+
+async def test_events_of_a_second_are_batched_as_the_form_says(plane, browser):
+    here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD | {"format": "pusher"}, batch="1")).headers[
+        "location"
+    ]
+    assert endpoints(plane)[0].batch
+    assert "the events of a second in one request" in (await browser.get(here)).body.decode()
+    assert 'name="batch" value="1" checked' in (await browser.get(f"{here}/edit")).body.decode()
+    assert (await browser.post(f"{here}/edit", **GOOD | {"format": "pusher"})).status == 303
+    assert not endpoints(plane)[0].batch
+    assert "the events of a second" not in (await browser.get(here)).body.decode()
 
 
 async def test_endpoint_is_changed_switched_rotated_and_deleted(plane, browser):

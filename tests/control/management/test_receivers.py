@@ -79,6 +79,17 @@ async def test_webhook_is_created_changed_rotated_and_deleted(manager, audit):
     ]
 
 
+async def test_webhook_gets_the_events_of_a_second_in_one_request(manager):
+    made = await manager("POST", "/3/webhooks", {"url": "https://one.example/hook", "format": "pusher", "batch": True})
+    assert (made.status, made.json()["batch"]) == (201, True)
+    path = f"/3/webhooks/{made.json()['id']}"
+    refused = await manager.changed("PATCH", path, {"format": "service"})
+    assert (refused.status, "only a webhook in the format pusher can batch" in refused.body.decode()) == (400, True)
+    assert (await manager.changed("PATCH", path, {"format": "service", "batch": False})).json()["batch"] is False
+    whole = {"name": "Shop", "webhooks": [{"url": "https://one.example/", "format": "pusher", "batch": True}]}
+    assert (await manager("POST", "", whole)).json()["webhooks"][0]["batch"] is True
+
+
 async def test_refused_webhooks(manager):
     for body in (
         {"url": "http://plain.example/"},
@@ -87,6 +98,8 @@ async def test_refused_webhooks(manager):
         {"url": "https://x.example/", "format": "xml"},
         {"url": "https://x.example/", "channels": ["a b"]},
         {"url": "https://x.example/", "secret": "mine"},
+        {"url": "https://x.example/", "batch": True},
+        {"pull": True, "format": "pusher", "batch": True},
         {},
     ):
         assert (await manager("POST", "/3/webhooks", body)).status == 400, body

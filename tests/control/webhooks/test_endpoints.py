@@ -215,6 +215,22 @@ async def test_pinning_takes_the_certificate_that_the_receiver_shows_now(endpoin
         assert receiver.requests == []
 
 
+async def test_batch_is_stored_changed_and_goes_with_the_pusher_format_only(endpoints, store, records, sender, clock):
+    endpoint = await create(endpoints, format="pusher", batch=True)
+    assert not (await create(endpoints)).batch
+    again = Endpoints(store, records, lambda: sender, clock)
+    await again.load()
+    assert again.get(endpoint.id).batch
+    with pytest.raises(RecordError, match="only a webhook in the format pusher can batch events"):
+        await endpoints.change(endpoint.id, format="service")
+    changed = await endpoints.change(endpoint.id, format="service", batch=False)
+    assert (changed.format, changed.batch) == ("service", False)
+    with pytest.raises(RecordError, match="can batch events"):
+        await endpoints.change(endpoint.id, batch=True)
+    assert endpoints.fault_of(URL, ("all",), "service", (), batch=True)
+    assert endpoints.fault_of(URL, ("all",), "pusher", (), batch=True) is None
+
+
 async def test_changing_the_url_of_a_pinned_endpoint_pins_the_new_certificate(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
         endpoint = await create(endpoints, url=receiver.url, pin=True)

@@ -101,6 +101,45 @@ def test_clear_returns_the_queued_deliveries_and_keeps_the_ones_under_way():
     assert take_all(ready) == [waits]
 
 
+def test_deliveries_that_run_together_are_taken_in_the_order_of_the_transitions():
+    new = Items()
+    items = [
+        new("channel.occupied", "a"),
+        new("member.added", "b", "x"),
+        new("channel.vacated", "a"),
+        new("cache.miss"),
+    ]
+    ready = ready_of(items[3], items[1], items[0], items[2])
+    assert ready.in_order() == items
+    ready.take_these(items[:3])
+    assert (ready.in_order(), len(ready)) == ([items[3]], 1)
+    # What runs alone for itself, or comes later in the same channels, waits for all of them.
+    more = [new("channel.occupied", "a"), new("member.removed", "b", "x")]
+    for item in more:
+        ready.add(item)
+    assert take_all(ready) == [items[3]]
+    ready.done(*items[:3])
+    assert take_all(ready) == more
+
+
+def test_taking_together_leaves_nothing_of_channels_that_are_empty():
+    new, ready = Items(), ReadyDeliveries()
+    for number in range(1_000):
+        item = new("channel.occupied", f"c{number}")
+        ready.add(item)
+        ready.take_these([item])
+        ready.done(item)
+    assert (len(ready._channels), len(ready._turns)) == (0, 0)
+
+
+def test_removed_deliveries_are_gone_and_hold_back_no_other():
+    new = Items()
+    occupied, added, vacated = new("channel.occupied"), new("member.added", user="x"), new("channel.vacated")
+    ready = ready_of(occupied, added, vacated)
+    assert ready.remove({occupied.number, added.number, 77}) == [occupied, added]
+    assert (ready.remove({77}), take_all(ready)) == ([], [vacated])
+
+
 def test_random_deliveries_are_neither_lost_nor_reordered():
     chance = random.Random(7)
     new, ready = Items(), ReadyDeliveries()

@@ -10,7 +10,7 @@ import pytest
 from pusher import Pusher
 
 from redpoll.cluster.transition import Transition
-from redpoll.control.webhooks.payloads import EVENTS, FORMATS, headers, render, sign
+from redpoll.control.webhooks.payloads import EVENTS, FORMATS, batch_id, has_events, headers, join, render, sign
 from redpoll.protocol.apps import Key
 
 CLIENTS = Path(__file__).parents[2] / "clients"
@@ -170,6 +170,45 @@ def test_official_python_library_validates_the_pusher_format(event, monkeypatch)
     assert pusher.validate_webhook(fields["X-Pusher-Key"], fields["X-Pusher-Signature"], body.decode() + " ") is None
 
 
+JOINED = join([render("pusher", row) for row in SAMPLES.values()])
+
+
+def test_joined_body_has_all_events_in_order_with_their_bytes_and_the_latest_time():
+    bodies = [
+        b'{"time_ms":7,"events":[{"name":"client_event","data":"{\\"\\u00e4\\": 1.0}","seq":1}]}',
+        b'{"time_ms":9,"events":[{"name":"cache_miss", "seq":2},{"seq":3}]}',
+        b'{"time_ms":8,"events":[]}',
+    ]
+    events = b'{"name":"client_event","data":"{\\"\\u00e4\\": 1.0}","seq":1},{"name":"cache_miss", "seq":2},{"seq":3}'
+    assert join(bodies) == b'{"time_ms":9,"events":[' + events + b"]}"
+    assert [event["name"] for event in json.loads(JOINED)["events"]] == [name.replace(".", "_") for name in EVENTS]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_only_bodies_in_the_pusher_format_can_be_joined(event):
+    assert [has_events(render(format, SAMPLES[event])) for format in FORMATS] == [False, True]
+    body = render("pusher", SAMPLES[event])
+    assert join([body]) == body
+
+
+def test_id_of_a_batch_is_that_of_the_set_of_its_deliveries():
+    ids = ["0f0e0d0c-0b0a-0908-0706-050403020100", "00010203-0405-0607-0809-0a0b0c0d0e0f", "d3"]
+    assert batch_id(ids) == batch_id(reversed(ids)) == "98753808-c284-5c15-b229-0baf105b4333"
+    assert len({batch_id(ids), batch_id(ids[:2]), batch_id(ids[1:]), batch_id([*ids, "d4"]), *ids}) == 7
+
+
+async def test_official_libraries_validate_a_joined_body(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: TIME_MS / 1000)
+    fields = sent("pusher", JOINED, "batch")
+    pusher = Pusher("3", KEY.key, KEY.secret)
+    valid = pusher.validate_webhook(fields["X-Pusher-Key"], fields["X-Pusher-Signature"], JOINED.decode())
+    assert valid == json.loads(JOINED)
+    lower = {name.lower(): value for name, value in fields.items()}
+    right, wrong = await validated([(lower, JOINED.decode()), (lower, JOINED.decode().replace("room", "hall") + " ")])
+    assert right == [json.loads(JOINED)["events"], TIME_MS]
+    assert wrong is None
+
+
 VALIDATE = """
     import Pusher from "pusher";
     const pusher = new Pusher({ appId: "3", key: process.argv[1], secret: process.argv[2], cluster: "any" });
@@ -181,13 +220,9 @@ VALIDATE = """
 """
 
 
-async def test_official_node_library_validates_the_pusher_format():
+async def validated(deliveries):
+    """What the library of npm answers to each `(headers, body)`."""
     assert (CLIENTS / "node_modules" / "pusher").is_dir(), "run `npm ci` in tests/clients first"
-    deliveries = []
-    for event, row in SAMPLES.items():
-        body = render("pusher", row)
-        fields = {name.lower(): value for name, value in sent("pusher", body, event).items()}
-        deliveries += [(fields, body.decode()), (fields, body.decode() + " ")]
     process = await asyncio.create_subprocess_exec(
         *("node", "--input-type=module", "-e", VALIDATE, KEY.key, KEY.secret),
         cwd=CLIENTS,
@@ -195,7 +230,16 @@ async def test_official_node_library_validates_the_pusher_format():
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await process.communicate(json.dumps(deliveries).encode())
-    answers = json.loads(out)
+    return json.loads(out)
+
+
+async def test_official_node_library_validates_the_pusher_format():
+    deliveries = []
+    for event, row in SAMPLES.items():
+        body = render("pusher", row)
+        fields = {name.lower(): value for name, value in sent("pusher", body, event).items()}
+        deliveries += [(fields, body.decode()), (fields, body.decode() + " ")]
+    answers = await validated(deliveries)
     for (_, body), answer in zip(deliveries[::2], answers[::2], strict=True):
         assert answer == [json.loads(body)["events"], TIME_MS]
     assert answers[1::2] == [None] * len(SAMPLES)

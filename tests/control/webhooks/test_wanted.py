@@ -53,6 +53,19 @@ def test_names_choose_client_events_only():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
+        ({"format": "service"}, "only a webhook in the format pusher can batch events: service has one in each body"),
+        ({"url": ""}, "a webhook that is pulled can't batch events: each of its deliveries is acknowledged by itself"),
+    ],
+)
+def test_events_are_batched_only_in_the_pusher_format_and_for_a_url(values, text):
+    check_wanted(plain(format="pusher", batch=True))
+    with pytest.raises(RecordError, match=text):
+        check_wanted(plain(**{"format": "pusher", "batch": True, **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
         ({"client_events": ("order",)}, "must begin with client-"),
         ({"client_events": ("client-a",), "events": ("member.added",)}, "for a webhook with the event client_event"),
         ({"client_events": tuple(f"client-{n}" for n in range(51))}, "at most 50 client events"),
