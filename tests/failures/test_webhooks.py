@@ -43,12 +43,14 @@ def command(server: Server, *words: str) -> Any:
 
 @dataclass
 class Receiver:
-    """Every delivery by its id. `secret` is set once the endpoint exists."""
+    """Every delivery by its id. `secret` is set once the endpoint exists. The next `failures` requests get 500."""
 
     secret: str = ""
     url: str = ""
     bodies: dict[str, bytes] = field(default_factory=dict)
     received: int = 0
+    failures: int = 0
+    accepted: list[bytes] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     async def take(self, request: web.Request) -> web.Response:
@@ -60,6 +62,10 @@ class Receiver:
             self.faults.append(f"a wrong signature on {body!r}")
         if self.bodies.setdefault(delivery, body) != body:
             self.faults.append(f"two bodies under the delivery id {delivery}")
+        if self.failures:
+            self.failures -= 1
+            return web.Response(status=500)
+        self.accepted.append(body)
         return web.Response()
 
     def events(self) -> list[dict[str, Any]]:
@@ -227,6 +233,39 @@ async def test_announcements_alternate_and_end_in_the_right_state_after_any_kill
             figures.note(
                 "Webhook receivers down", f"deliveries repeated, of {len(receiver.bodies)}", 100 * repeated, "%", "1 %"
             )
+
+
+async def test_batched_webhooks_lose_no_event_when_control_is_killed(wait_until: Callable) -> None:
+    """The receiver fails again and again, so that retries are under way too."""
+    channels = [f"room-{number}" for number in range(150)]
+    async with receiving() as receiver:
+        with Server(workers=1, **INTRANET | {"webhook_retry_after_s": "0.5,0.5,0.5,0.5,0.5"}) as server:
+            words = ("--format", "pusher", "--batch", "--events", "channel.occupied")
+            made = await asyncio.to_thread(command, server, "webhook", "create", server.app_id, receiver.url, *words)
+            receiver.secret = made["secret"]
+            socket = await Socket.connect(server)
+            for at in range(0, len(channels), 50):
+                receiver.failures, heard, killed = 1, receiver.received, server.control_pid
+                for channel in channels[at : at + 50]:
+                    await socket.subscribe(channel, timeout_s=60)
+                await wait_until(lambda heard=heard: receiver.received > heard, timeout_s=60, what="a request")
+                os.kill(killed, signal.SIGKILL)
+                await wait_until(
+                    lambda killed=killed: len(server.control_pids()) == 1 and server.control_pid != killed,
+                    timeout_s=60,
+                    what="another control plane",
+                )
+            came: set[str] = set()
+
+            def all_came() -> bool:
+                came.update(event["channel"] for body in receiver.accepted for event in json.loads(body)["events"])
+                return came == set(channels)
+
+            await wait_until(all_came, timeout_s=60, what="all events")
+            assert not receiver.faults
+            assert receiver.received < len(channels) / 2
+            assert not await asyncio.to_thread(command, server, "dead-letter", "list", server.app_id)
+            await socket.close()
 
 
 async def test_a_short_absence_is_not_announced_and_a_long_one_once(wait_until: Callable) -> None:

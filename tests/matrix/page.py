@@ -1,7 +1,7 @@
 """Renders MATRIX.md, which shows the features of redpoll that each official library works with.
 
-Rows, columns and reasons come from features.py, rules from rules.py, what reads and pulls over HTTP from readers.py and
-pullers.py, and each mark is the outcome of a test.
+Rows, columns and reasons come from features.py, rules from rules.py, what reads, is posted and pulls over HTTP from
+readers.py, receivers.py and pullers.py, and each mark is the outcome of a test.
 `pytest tests/matrix --write-matrix` writes the page; every other complete run compares it with its own outcomes.
 """
 
@@ -16,6 +16,7 @@ from matrix.features import ROWS
 from matrix.libraries import COLUMNS
 from matrix.pullers import PULLERS
 from matrix.readers import READERS
+from matrix.receivers import RECEIVERS
 from matrix.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "MATRIX.md"
@@ -28,7 +29,7 @@ Outcomes = Mapping[tuple[str, str], bool]
 def expected() -> set[tuple[str, str]]:
     """All cells and rules of a complete run."""
     cells = {(row.id, column) for row in ROWS for column, cell in row.cells.items() if callable(cell)}
-    return cells | {(rule.id, "") for rule in (*RULES, *READERS, *PULLERS)}
+    return cells | {(rule.id, "") for rule in (*RULES, *READERS, *RECEIVERS, *PULLERS)}
 
 
 def without_versions(page: str) -> str:
@@ -72,6 +73,18 @@ def render(outcomes: Outcomes, chromium_version: str) -> str:
         "|---|---|---|",
     ]
     lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in READERS]
+    lines += [
+        "",
+        "## Batched webhooks",
+        "",
+        "The webhook has Pusher's format and `--batch`: a request has several events.",
+        "",
+        _named(_receiver_versions()),
+        "",
+        "| | Client | |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {rule.title} | {rule.libraries} | {_mark(outcomes[rule.id, ''])} |" for rule in RECEIVERS]
     lines += [
         "",
         "## Webhooks by pull",
@@ -133,5 +146,9 @@ def _reader_versions() -> dict[str, str]:
     return {**npm, "durable-streams (PyPI)": version("durable-streams")}
 
 
+def _receiver_versions() -> dict[str, str]:
+    return {"pusher (npm)": _npm("pusher"), "pusher (PyPI)": version("pusher")}
+
+
 def _puller_versions() -> dict[str, str]:
-    return {"pusher (npm)": _npm("pusher"), "pusher (PyPI)": version("pusher"), "httpx (PyPI)": version("httpx")}
+    return {**_receiver_versions(), "httpx (PyPI)": version("httpx")}

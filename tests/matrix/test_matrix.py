@@ -12,6 +12,7 @@ from matrix.features import ROWS, Cell, Row
 from matrix.libraries import COLUMNS, Column
 from matrix.pullers import PULLERS
 from matrix.readers import READERS
+from matrix.receivers import RECEIVERS
 from matrix.rules import RULES, Rule
 from matrix.world import World, running_world
 
@@ -28,7 +29,7 @@ def test_every_row_names_every_column() -> None:
     columns = {column.id for column in COLUMNS}
     for row in ROWS:
         assert set(row.cells) == columns, f"{row.id}: {set(row.cells) ^ columns}"
-    ids = [row.id for row in ROWS] + [rule.id for rule in (*RULES, *READERS, *PULLERS)]
+    ids = [row.id for row in ROWS] + [rule.id for rule in (*RULES, *READERS, *RECEIVERS, *PULLERS)]
     assert len(set(ids)) == len(ids)
 
 
@@ -50,7 +51,7 @@ async def test_cell(world: World, row: Row, column: Column, record_property: Rec
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("rule", [pytest.param(rule, id=rule.id) for rule in (*RULES, *READERS, *PULLERS)])
+@pytest.mark.parametrize("rule", [pytest.param(rule, id=rule.id) for rule in (*RULES, *READERS, *RECEIVERS, *PULLERS)])
 async def test_rule(world: World, rule: Rule, record_property: Record) -> None:
     record_property("cell", (rule.id, ""))
     await _run(rule.run, Cell(world, rule.id, None))

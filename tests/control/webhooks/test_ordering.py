@@ -101,7 +101,7 @@ def test_clear_returns_the_queued_deliveries_and_keeps_the_ones_under_way():
     assert take_all(ready) == [waits]
 
 
-def test_deliveries_that_run_together_are_taken_in_the_order_of_the_transitions():
+def test_deliveries_that_run_together_are_taken_in_the_order_in_which_they_were_stored():
     new = Items()
     items = [
         new("channel.occupied", "a"),

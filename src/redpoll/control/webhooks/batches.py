@@ -43,8 +43,11 @@ class Batches:
         self._was_new = False
 
     def take(self, ready: ReadyDeliveries, retries: int, now: float) -> list[Waiting]:
-        """Removes the deliveries of the next POST from `ready`, in the order of the transitions; none if it isn't time
-        yet, or if there are none. `retries`: the number of attempts after the first."""
+        """Removes the deliveries of the next POST from `ready`; none if it isn't time yet, or if there are none.
+
+        They are in the order in which they were stored, which in each channel is that of the transitions. `retries`:
+        the number of attempts after the first.
+        """
         self.due_at = None
         in_order = ready.in_order()
         new = [item for item in in_order if not item.attempts]

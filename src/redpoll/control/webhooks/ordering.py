@@ -100,7 +100,7 @@ class ReadyDeliveries:
         return None
 
     def in_order(self) -> list[Waiting]:
-        """All ready deliveries, in the order of the transitions."""
+        """All ready deliveries, in the order in which they were stored."""
         items = [item for channel in self._channels.values() for item in channel.items]
         return sorted(items, key=_number_of)
 
