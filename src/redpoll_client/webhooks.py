@@ -48,7 +48,8 @@ class WebhookEvent:
 @dataclass(frozen=True)
 class Delivery:
     """One verified request. `id` is the same on every attempt of a delivery (redpoll; empty elsewhere), so a receiver
-    that remembers ids ignores repeats. `attempt` counts from 1."""
+    that remembers ids ignores repeats. Of several events in one request it is the id of their set, and a repeat may
+    come in another set: compare `channel` and `seq` too. `attempt` counts from 1."""
 
     id: str
     attempt: int

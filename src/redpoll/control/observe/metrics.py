@@ -50,7 +50,7 @@ def _family(name: str, help: str) -> tuple[str, Family]:
     return name, Family(f"redpoll_{name}", help)
 
 
-_ATTEMPTS: Final = "Attempts to deliver to webhooks, by outcome."
+_ATTEMPTS: Final = "Attempts to deliver to webhooks, by outcome: one for each event of a request."
 # Prometheus stores every label value, so their number must be bounded.
 _MAX_APPS: Final = 100
 
@@ -143,7 +143,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
             "Webhook deliveries that were never stored, because webhook_max_waiting of their endpoint waited.",
         ),
         _family("webhook_oldest_seconds", "Age of the oldest waiting webhook delivery."),
-        _family("webhook_attempts_running", "Webhook attempts that are running."),
+        _family("webhook_attempts_running", "Webhook requests that are running."),
         _family("webhook_failed_total", "Webhook deliveries that became dead letters."),
         _family("webhook_dead_letters", "Dead letters that wait for the operator."),
         _family(
