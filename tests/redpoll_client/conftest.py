@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -47,7 +48,14 @@ def django_tables(tmp_path_factory) -> Iterator[None]:
     from django.core.management import call_command
     from django.db import connections
 
+    zone = os.environ.get("TZ")
     django.setup()
+    # Django sets the time zone of the process, in which other tests and their servers run.
+    if zone is None:
+        os.environ.pop("TZ", None)
+    else:
+        os.environ["TZ"] = zone
+    time.tzset()
     call_command("migrate", verbosity=0)
     yield
     connections.close_all()
