@@ -2,6 +2,7 @@ import asyncio
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from fallback_wire import FallbackClosed, ask, head_of, read_head
 from redpoll.cluster.mailbox import Mailbox
@@ -165,10 +166,15 @@ async def test_send_whose_body_does_not_come_ends_the_session(bench):
 
 async def test_names_of_one_network_leave_room_for_others(bench):
     lost_sends = (await bench.start()).fallback.lost_sends
-    for number in range(300):
-        lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
-        lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
+    with capture_logs() as lines:
+        for number in range(300):
+            lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
+            lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
     assert len(lost_sends._noted) == 250
+    # Once, not for each of them.
+    assert [(line["log_level"], line["network"], line["remembered"]) for line in lines] == [
+        ("warning", "192.0.2.1", 250)
+    ]
     for number in range(300):
         lost_sends.note(SessionName(KEY, f"private{number}"), 503, ("10.0.0.1", 10))
         lost_sends.note(SessionName(KEY, f"proxied{number}"), 503, ("", 0))
@@ -176,3 +182,4 @@ async def test_names_of_one_network_leave_room_for_others(bench):
     for name in list(lost_sends._noted):
         lost_sends._forget(name)
     assert not lost_sends._of_network
+    assert not lost_sends._full_networks

@@ -49,6 +49,8 @@ class LostSends:
         # The status that the request got, and the network that the note counts for.
         self._noted: dict[SessionName, tuple[int, str]] = {}
         self._of_network: Counter[str] = Counter()
+        # Networks of which one more was refused, since they last had none.
+        self._full_networks: set[str] = set()
         self._unsure_until = 0.0
         self._tick = 0
         self._looking: deque[SessionName] = deque()
@@ -64,7 +66,11 @@ class LostSends:
         if name in self._noted:
             return
         counted, factor = network
-        if 0 < factor * _MAX_OF_NETWORK <= self._of_network[counted]:
+        limit = factor * _MAX_OF_NETWORK
+        if 0 < limit <= self._of_network[counted]:
+            if counted not in self._full_networks:
+                self._full_networks.add(counted)
+                log.warning("xhr_sends of too many sessions of one network are lost", network=counted, remembered=limit)
             return
         if len(self._noted) >= _MAX_NOTED:
             return
@@ -130,6 +136,7 @@ class LostSends:
             self._of_network[noted[1]] -= 1
             if not self._of_network[noted[1]]:
                 del self._of_network[noted[1]]
+                self._full_networks.discard(noted[1])
 
 
 def _ignore(arrived: bool) -> None:
