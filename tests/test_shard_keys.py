@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 
+import old_store
 from bus_publishing import publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.redis.keys import Keys
@@ -19,21 +20,8 @@ RULE = ("--prefix", "stored-", "--keep", "10", "--seconds", "3600")
 def make_old(server: Server) -> None:
     """Takes the store of a stopped server back to the migration before."""
     with contextlib.closing(sqlite3.connect(server.folder / "data" / "redpoll.sqlite")) as database:
-        database.execute("DELETE FROM meta WHERE name = 'shard_key'")
-        database.execute("UPDATE meta SET value = '0007' WHERE name = 'compatible'")
-        database.execute("UPDATE alembic_version SET version_num = '0008'")
-        # What was added since.
-        database.execute("DROP TABLE revoked_grants")
-        database.execute("DROP INDEX ix_users_subject")
-        added = (
-            ("users", "subject"),
-            ("users", "apps"),
-            ("sessions", "id_token"),
-            ("apps", "deleted_at"),
-            ("webhooks", "client_events"),
-        )
-        for table, column in added:
-            database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        for statement in old_store.STATEMENTS:
+            database.execute(statement)
         database.commit()
 
 

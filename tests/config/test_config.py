@@ -211,7 +211,7 @@ def test_other_redis_urls_are_faults(url):
     [
         ("mysql://user:hunter2@db/x", "must begin with postgresql://"),
         ("postgresql://user:hunter2@db", "names no database"),
-        ("postgresql://user:hunter2@[db/x", "is not a URL"),
+        ("postgresql://user:hunter2@[db/x", "is not a URL; of several hosts, one in brackets must come first"),
     ],
 )
 def test_other_database_urls_are_faults_and_messages_omit_the_password(url, fault):
@@ -501,7 +501,7 @@ def test_no_fault_quotes_a_url_with_credentials(tmp_path, line, name):
         ("postgresql://u:p@db/redpoll?sslmode=require", True),
         ("postgresql://u:p@db/redpoll?sslmode=verify-full", False),
         ("postgresql://u:p@db,db2/redpoll?application_name=x&sslmode=verify-ca", False),
-        ("postgresql://u:p@127.0.0.1,[::1]:5433/redpoll", False),
+        ("postgresql://u:p@[::1]:5433,127.0.0.1/redpoll", False),
         ("postgresql://u:p@localhost,db/redpoll", True),
         ("postgresql:///redpoll?host=/run/postgresql", False),
         ("postgresql:///redpoll?host=::1", False),

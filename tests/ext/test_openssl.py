@@ -86,7 +86,7 @@ sys.meta_path.insert(0, Nothing())
     [
         (WITHOUT_SSL, "Python has no module ssl"),
         ("import sys, types; sys.modules['_ssl'] = types.ModuleType('_ssl')", "OpenSSL is linked into Python itself"),
-        ("import sys, _json; sys.modules['_ssl'] = _json", "OpenSSL is linked into Python's module ssl"),
+        ("import sys, redpoll._wheel as m; sys.modules['_ssl'] = m", "OpenSSL is linked into Python's module ssl"),
     ],
 )
 def test_without_openssl_one_sentence_says_why(begin, reason):

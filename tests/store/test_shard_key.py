@@ -3,8 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
+import old_store
 from redpoll.store import copying
-from redpoll.store.schema import meta, revision
+from redpoll.store.schema import meta
 from redpoll.store.shard_key import shard_key
 from redpoll.store.store import Store, database_url
 
@@ -26,21 +27,8 @@ async def make_old(url: str) -> None:
     """Takes a store back to the migration before the shard key."""
     store = await Store.open(url)
     async with store.change() as connection:
-        await connection.execute(sa.delete(meta).where(meta.c.name == "shard_key"))
-        await connection.execute(sa.update(meta).where(meta.c.name == "compatible").values(value="0007"))
-        # What was added since.
-        await connection.execute(sa.text("DROP TABLE revoked_grants"))
-        await connection.execute(sa.text("DROP INDEX ix_users_subject"))
-        for table, column in (
-            ("users", "subject"),
-            ("users", "apps"),
-            ("sessions", "id_token"),
-            ("apps", "deleted_at"),
-            ("webhooks", "client_events"),
-            ("webhooks", "batch"),
-        ):
-            await connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-        await connection.execute(sa.update(revision).values(version_num="0008"))
+        for statement in old_store.STATEMENTS:
+            await connection.execute(sa.text(statement))
     await store.close()
 
 

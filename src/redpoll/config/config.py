@@ -375,7 +375,8 @@ def _database_url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "is not a URL"
+        # CPython 3.13, and with it asyncpg, refuses brackets after the first host.
+        return "is not a URL; of several hosts, one in brackets must come first" if "[" in url else "is not a URL"
     if parts.scheme not in ("postgresql", "postgres"):
         return "must begin with postgresql://"
     return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"

@@ -22,7 +22,10 @@ class Batching(World):
     """With bodies in the pusher format; `text` makes them larger. The library of PyPI refuses old ones."""
 
     text = ""
-    begun_ms = time.time_ns() // 1_000_000
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.begun_ms = time.time_ns() // 1_000_000
 
     def body(self, channel):
         event = {"name": "channel_occupied", "channel": channel, "text": self.text, "seq": self.count}
