@@ -59,6 +59,12 @@ class Finding:
         return "\n".join(lines)
 
 
+def interpreter() -> str:
+    """What must be equal for times to be comparable: the calibration is Python, and some cases are system calls."""
+    version = f"{platform.python_implementation()} {platform.python_version()} {' '.join(platform.python_build())}"
+    return f"{version}, {platform.machine()}"
+
+
 def environment() -> str:
     """What must be equal for counts to be comparable."""
     cc = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
@@ -69,9 +75,8 @@ def environment() -> str:
     except ImportError:
         cython = "none"
     libc = " ".join(platform.libc_ver())
-    python = f"{platform.python_implementation()} {platform.python_version()} {' '.join(platform.python_build())}"
     # A new release of msgspec, in which some cases spend a part of their instructions, is no change of ours.
-    return f"{python}, {platform.machine()}, {cc}, Cython {cython}, {libc}, msgspec {msgspec.__version__}"
+    return f"{interpreter()}, {cc}, Cython {cython}, {libc}, msgspec {msgspec.__version__}"
 
 
 def read() -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Times of the cases by pytest-benchmark, each beside the calibration case in the same seconds.
 
 Between two rounds of a case runs a round of the calibration; the figure is the ratio of the fastest rounds, in
-processor time. On a shared machine it still moves by tens of percent, so a case fails only where it takes twice its
-recorded ratio in three attempts: that finds added system calls, which instruction counts don't show.
+processor time, and is compared with the one recorded with the same Python. On a shared machine it still moves by tens
+of percent, so a case fails only where it takes twice its recorded ratio in three attempts: that finds added system
+calls, which instruction counts don't show.
 """
 
 from __future__ import annotations
@@ -71,16 +72,17 @@ def test_time_of(name: str, benchmark, record: bool) -> None:
     benchmark.pedantic(pair.measured, setup=pair.between, rounds=ROUNDS)
     pair.case.reset()
     recorded = baseline.read()
+    times = recorded["times"].setdefault(baseline.interpreter(), {})
     if record:
-        recorded["times"][name] = round(pair.ratio, 5)
+        times[name] = round(pair.ratio, 5)
         baseline.write(recorded)
-    if name not in recorded["times"]:
-        pytest.skip(f"{name} has no baseline yet: pytest bench/regression --record")
+    if name not in times:
+        pytest.skip(f"{name} has no baseline with this Python yet: pytest bench/regression --record")
     ratios = [pair.ratio]
-    while min(ratios) > (1 + baseline.MAX_TIME_GROWTH) * recorded["times"][name] and len(ratios) < ATTEMPTS:
+    while min(ratios) > (1 + baseline.MAX_TIME_GROWTH) * times[name] and len(ratios) < ATTEMPTS:
         pair.again()
         ratios.append(pair.ratio)
-    growth = min(ratios) / recorded["times"][name] - 1
+    growth = min(ratios) / times[name] - 1
     benchmark.extra_info.update(operations=pair.operations, us=pair.best_s * 1e6, ratio=min(ratios), growth=growth)
     print(f"{name}: {pair.best_s * 1e6:.2f} us, {pair.ratio:.4f} of the calibration, {growth:+.0%}")
     assert growth <= baseline.MAX_TIME_GROWTH, f"{growth:+.0%} of the recorded time, relative to the calibration"
