@@ -306,6 +306,14 @@ class RedisCluster:
                         found.append(node)
         return found
 
+    def owner(self, slot: int) -> RedisNode:
+        """The master that has this slot."""
+        for node in self.masters():
+            with node.client() as client:
+                if _owns(client, slot):
+                    return node
+        raise AssertionError(f"no master has slot {slot}")
+
     def move_slot(self, slot: int) -> None:
         """Moves the slot with all its keys to another master, as `redis-cli --cluster reshard` does."""
         masters = self.masters()

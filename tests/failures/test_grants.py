@@ -53,10 +53,13 @@ async def answer(socket: Socket, channel: str, auth: str) -> dict:
 
 
 async def until_granted(node: Server) -> None:
-    """Waits until the node's worker knows that the app accepts grants."""
+    """Waits until the node's control plane and its worker know that the app accepts grants."""
+    probe = grant(node, "private-probe")
+    while not (await asyncio.to_thread(command, node, "grant", "check", node.app_id, probe))["valid"]:
+        await asyncio.sleep(0.05)
     while True:
         socket = await Socket.connect(node)
-        frame = await answer(socket, "private-probe", grant(node, "private-probe"))
+        frame = await answer(socket, "private-probe", probe)
         socket.abort()
         if frame["event"] == SUCCEEDED:
             return
@@ -80,6 +83,7 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
     nodes, redis_of_module, own_postgres, database, figures, wait_until
 ):
     one, two = nodes
+    await until_granted(one)
     await until_granted(two)
     auths = {jti: grant(two, "private-a-*", jti=jti, sub=f"user {jti}") for jti in ("first", "second", "third")}
     sockets = {jti: await Socket.connect(two) for jti in auths}
@@ -111,7 +115,8 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
         async with asyncio.timeout(60):
             socket = await connect_patiently(two)
             refused = await answer(socket, f"private-a-{jti}", auths[jti])
-            assert (refused["event"], "access was revoked" in refused["data"]) == (REFUSED, True)
+            assert refused["event"] == REFUSED
+            assert "access was revoked" in refused["data"]
             socket.abort()
     socket = await connect_patiently(two)
     assert (await answer(socket, "private-a-third", auths["third"]))["event"] == SUCCEEDED
