@@ -263,7 +263,7 @@ async def test_batched_webhooks_lose_no_event_when_control_is_killed(wait_until:
 
             await wait_until(all_came, timeout_s=60, what="all events")
             assert not receiver.faults
-            assert receiver.received < len(channels) / 2
+            assert any(len(json.loads(body)["events"]) > 1 for body in receiver.accepted)
             assert not await asyncio.to_thread(command, server, "dead-letter", "list", server.app_id)
             await socket.close()
 

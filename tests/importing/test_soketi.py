@@ -135,21 +135,21 @@ def test_table_of_apps_with_the_spelling_of_a_database(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "source",
     [
         {"webhooks": {"batching": {"enabled": True, "duration": 50}}},
         {"webhooks.batching.enabled": True, "webhooks.batching.duration": 50},
         "SOKETI_WEBHOOKS_BATCHING=1\nSOKETI_WEBHOOKS_BATCHING_DURATION=50\n",
     ],
 )
-def test_batched_webhooks_stay_batched(tmp_path, given):
+def test_batched_webhooks_stay_batched(tmp_path, source):
     webhooks = [{"url": "https://x.example/", "event_types": ["client_event"]}]
-    if isinstance(given, str):
+    if isinstance(source, str):
         rows = {"ID": "7", "KEY": "k", "SECRET": "s", "WEBHOOKS": json.dumps(webhooks)}
-        given += "".join(f"SOKETI_DEFAULT_APP_{name}={value}\n" for name, value in rows.items())
+        source += "".join(f"SOKETI_DEFAULT_APP_{name}={value}\n" for name, value in rows.items())
     else:
-        given = {**given, "appManager.array.apps": [APP | {"webhooks": webhooks}]}
-    plan = plan_of(tmp_path, given)
+        source = {**source, "appManager.array.apps": [APP | {"webhooks": webhooks}]}
+    plan = plan_of(tmp_path, source)
     (webhook,) = plan.apps[0].webhooks
     assert webhook["batch"] is True
     assert without(plan)["webhooks.batching.duration"] == "redpoll joins the events of a second"
@@ -167,13 +167,13 @@ def test_what_has_no_counterpart_is_listed_with_the_reason(tmp_path):
         },
         {"url": "https://y.example/", "event_types": ["future_event"]},
     ]
-    given = {
+    source = {
         "debug": True,
         "cors.origin": ["https://a.example"],
         "adapter": {"driver": "nats", "nats": {"servers": ["n:4222"]}},
         "appManager.array.apps": [APP | {"webhooks": webhooks, "maxChannelNameLength": 500, "enableStatistics": True}],
     }
-    plan = plan_of(tmp_path, given)
+    plan = plan_of(tmp_path, source)
     found = without(plan)
     assert set(found) == {
         "debug",

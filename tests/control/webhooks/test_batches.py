@@ -42,6 +42,11 @@ class Batching(World):
     async def put_many(self, endpoint, number):
         return await self.put(endpoint, *(f"room-{self.count + n}" for n in range(number)))
 
+    async def start_again(self, retries):
+        await self.end()
+        self.retries = retries
+        self.start()
+
     async def all_in(self, ids, state, attempts):
         for one in ids:
             await self.wait_state(one, state, attempts)
@@ -265,7 +270,7 @@ async def test_new_events_are_not_sent_with_failed_ones_and_do_not_wait_for_all_
 
 async def test_retried_dead_letter_is_not_sent_with_new_events(world, receiver):
     receiver.answer = BROKEN
-    world.schedule._retry_after_s = RETRIES[:1]
+    await world.start_again(RETRIES[:1])
     endpoint = await world.endpoint(receiver.url)
     ids = await world.put_many(endpoint, 3)
     await world.all_in(ids, "waiting", 1)
@@ -283,7 +288,7 @@ async def test_retried_dead_letter_is_not_sent_with_new_events(world, receiver):
 
 
 async def test_without_retries_every_event_is_sent_alone(world, receiver):
-    world.schedule._retry_after_s = ()
+    await world.start_again(())
     endpoint = await world.endpoint(receiver.url)
     ids = await world.put_many(endpoint, 5)
     await world.all_in(ids, "delivered", 1)
