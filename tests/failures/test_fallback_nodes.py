@@ -75,6 +75,8 @@ async def test_session_whose_requests_reach_two_nodes_misses_nothing(nodes: list
         assert session.lines.count("o") == 1
     for watcher in watchers:
         await watcher.until(lambda watcher=watcher: users(watcher, REMOVED, channel) == ["anna"], 60, "anna")
+    # Only now: the others see a watcher leave, too.
+    for watcher in watchers:
         watcher.abort()
 
 
