@@ -11,7 +11,7 @@ import msgspec
 
 from redpoll.protocol.apps import App, CurrentApp
 from redpoll.protocol.auth import NO_SECRET, channel_fault, check_grant, grant_key_fault, signin_fault
-from redpoll.protocol.channels import Kind, kind_of
+from redpoll.protocol.channels import PRESENCE, Kind, kind_of
 from redpoll.protocol.claims import MAX_GRANT_BYTES, digest_of
 from redpoll.protocol.errors import ClientError, Code
 from redpoll.protocol.grants import AppGrants, Grant
@@ -181,7 +181,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
         if access is not None:
             try:
                 held = access.opens(app, current.grants, self.user_id, channel, auth)
-                if kind is not Kind.PRESENCE:
+                if kind is not PRESENCE:
                     return None, held.pending
                 member = _granted_member(held.grant, data, app)
             except ClientError as error:
@@ -193,7 +193,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
             fault = REVOKED
         if fault is not None:
             raise Refused(fault)
-        if kind is not Kind.PRESENCE:
+        if kind is not PRESENCE:
             return None, PENDING
         try:
             member = self._member(data, app)
@@ -250,7 +250,7 @@ def reading_grant(app: App | None, grants: AppGrants, channel: str, auth: str) -
     if app is None or fault is not None:
         raise ClientError(None, fault or "")
     grant = Access().opens(app, grants, None, channel, auth).grant
-    if kind_of(channel) is Kind.PRESENCE:
+    if kind_of(channel) is PRESENCE:
         _granted_member(grant, None, app)
     return grant
 

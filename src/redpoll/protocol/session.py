@@ -15,8 +15,10 @@ from redpoll.protocol.apps import App, CurrentApp
 from redpoll.protocol.channels import (
     CONSOLE,
     MAX_NAME_CHARS,
+    PRESENCE,
+    PRIVATE,
     SERVER_TO_USER,
-    Kind,
+    USER,
     is_reserved,
     kind_of,
     needs_auth,
@@ -187,14 +189,14 @@ class Session:
         if rates is not None and rates.subscribes is not None and rates.subscribes.is_empty(now):
             return self._too_many_subscribes(channel, now)
         kind = kind_of(channel)
-        if kind is Kind.USER:
+        if kind is USER:
             user = channel[len(SERVER_TO_USER) :]
             if user != self.user_id:
                 return _refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
         elif not valid_name(channel) or is_reserved(channel):
             return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
         member, pending = None, PENDING
-        if kind is Kind.PRIVATE or kind is Kind.PRESENCE:
+        if kind is PRIVATE or kind is PRESENCE:
             if not request.auth:
                 return self._auth_required(channel)
             access = self._access() if "." in request.auth and is_grant(request.auth) and channel != CONSOLE else None
@@ -349,7 +351,7 @@ class Session:
             return self._reject(f"{_REJECTED} the event name is longer than {app.max_event_name_chars} characters", now)
         if not isinstance(channel, str):
             return self._reject(f"{_REJECTED} channel is missing or not a string", now)
-        if kind_of(channel) not in (Kind.PRIVATE, Kind.PRESENCE) or channel == CONSOLE:
+        if kind_of(channel) not in (PRIVATE, PRESENCE) or channel == CONSOLE:
             return self._reject(f"{_REJECTED} only private and presence channels take client events", now)
         subscription = self.channels.get(channel)
         if subscription is None:

@@ -61,6 +61,9 @@ _CALLING: Final = Stage.CALLING
 _SENDING: Final = Stage.SENDING
 _DROPPED: Final = Stage.DROPPED
 _WITHDRAWN: Final = JoinState.WITHDRAWN
+_NONE: Final = TopicSubscription.NONE
+_REQUESTED: Final = TopicSubscription.REQUESTED
+_CONFIRMED: Final = TopicSubscription.CONFIRMED
 
 
 class Sync:
@@ -193,7 +196,7 @@ class Sync:
             self.places.release(local_channel)
         self._asserted(local_channel)
         if (
-            local_channel.subscription is not TopicSubscription.NONE
+            local_channel.subscription is not _NONE
             and local_channel.shard not in self._connection.lost
             and local_channel.topic not in self.listened
         ):
@@ -244,8 +247,8 @@ class Sync:
         # Before the calls, in the same write: no event published after a success frame may be missed.
         new: list[LocalChannel] = []
         for local_channel in local_channels:
-            if local_channel.has_topic and local_channel.subscription is TopicSubscription.NONE:
-                local_channel.subscription = TopicSubscription.REQUESTED
+            if local_channel.has_topic and local_channel.subscription is _NONE:
+                local_channel.subscription = _REQUESTED
                 # Left and joined again: an UNSUBSCRIBE that is sent later would end this subscription.
                 self.agenda.unsubscribing.discard(local_channel.topic)
                 new.append(local_channel)
@@ -261,7 +264,7 @@ class Sync:
         self._subscribed(outcome)
         if outcome is None:
             for local_channel in topics_only:
-                local_channel.subscription = TopicSubscription.CONFIRMED
+                local_channel.subscription = _CONFIRMED
                 self._advance(local_channel)
 
     def _subscribed(self, outcome: Any) -> None:
@@ -279,7 +282,7 @@ class Sync:
         if local_channel.busy or local_channel.shard in self._connection.lost:
             return
         if local_channel.kind == TOPIC:
-            if local_channel.subscription is TopicSubscription.CONFIRMED and local_channel.queued:
+            if local_channel.subscription is _CONFIRMED and local_channel.queued:
                 self._replies.topic_subscribed(local_channel)
             if local_channel.idle:
                 self._drop(local_channel)
