@@ -26,7 +26,7 @@ from redpoll.cluster.publish_call import Flag, PublishRefused, RowTerms, StoreTe
 from redpoll.cluster.redis.connection import Publishes, Refused
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link, LinkDown
-from redpoll.cluster.redis.primary import CHECK, Checked
+from redpoll.cluster.redis.primary import Checked, question_of
 from redpoll.cluster.redis.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 
@@ -133,6 +133,11 @@ class Bus:
         self.link = link
         self._keys = keys
         self._confirm_s = confirm_s
+        # After the events of `post`, `send` and `send_now`, Redis is asked whether it is the primary (primary.py), and
+        # their `done` gets 1, or why they are not confirmed. Not in a Cluster: a former master of a slot forwards what
+        # is published there to the present one.
+        self.checks = not keys.sharded
+        self._question = question_of(keys.nothing)
 
     def publish(
         self,
@@ -205,20 +210,18 @@ class Bus:
         self.link.publish(commands, done)
         self._check(done)
 
-    def flush(self) -> None:
-        """Write what was sent now, not at the end of this pass of the loop."""
-        self.link.flush()
-
-    @property
-    def checks(self) -> bool:
-        """After the events of `post` and `send`, Redis is asked whether it is the primary (primary.py), and their
-        `done` gets 1, or why they are not confirmed. Not in a Cluster: a former master of a slot forwards what is
-        published there to the present one."""
-        return not self._keys.sharded
+    def send_now(self, commands: Commands, done: Publishes) -> None:
+        """As `send`, written now, not at the end of this pass of the loop."""
+        if self.checks:
+            self.published += commands.count
+            self.link.publish_now(commands, done, self._question, Checked(done))
+        else:
+            self.send(commands, done)
+            self.link.flush()
 
     def _check(self, done: Any) -> None:
         if self.checks:
-            self.link.call_packed(CHECK, Checked(done))
+            self.link.call_packed(self._question, Checked(done))
 
     def _post_one(
         self,
@@ -285,7 +288,7 @@ class Bus:
 
     @property
     def refusal(self) -> str:
-        """Why `post` and `send` would not be confirmed (`Link.refusal`); "" if nothing is known."""
+        """Why `post`, `send` and `send_now` would not be confirmed (`Link.refusal`); "" if nothing is known."""
         return self.link.refusal
 
     def _run_script(

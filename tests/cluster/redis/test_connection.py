@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter, namedtuple
+from types import SimpleNamespace
 
 import hiredis
 
@@ -219,6 +220,48 @@ async def test_commands_that_wait_for_the_kernel_are_written_in_order_and_slices
     assert link.unanswered == 0
     found = await link.ask(b"LRANGE", b"waited", 0, -1)
     assert [int(number) for number in found] == list(range(count + late))
+
+
+def pushes(*words):
+    """RPUSH of each word, as commands that are published together."""
+    packed = [hiredis.pack_command((b"RPUSH", b"list", word)) for word in words]
+    return SimpleNamespace(data=b"".join(packed), count=len(packed))
+
+
+QUESTION = hiredis.pack_command((b"ECHO", b"answer"))
+
+
+async def test_publishes_and_their_question_are_written_at_once_after_what_was_queued(link):
+    replies, before = [], link._connection.queued
+    link.call(b"RPUSH", b"list", b"first", done=replies.append)
+    assert link._connection.queued == before
+    link.publish_now(pushes(b"a", b"b"), replies.append, QUESTION, replies.append)
+    assert link._connection.queued == before + 4
+    link.publish_now(pushes(b"c"), replies.append, QUESTION, replies.append)
+    assert link._connection.queued == before + 6
+    assert await link.ask(b"LRANGE", b"list", 0, -1) == [b"first", b"a", b"b", b"c"]
+    assert replies == [1, 2, 3, b"answer", 4, b"answer"]
+
+
+async def test_publishes_and_their_question_wait_for_the_kernel_in_order_and_end_with_the_connection(
+    link, redis, wait_until
+):
+    replies, outcomes = [], []
+    redis.pause()
+    try:
+        link.call(b"SET", b"filler", bytes(32 * 1024 * 1024))
+        link.flush()
+        await wait_until(lambda: link._connection._blocked)
+        link.publish_now(pushes(b"a", b"b"), replies.append, QUESTION, replies.append)
+        link.call(b"RPUSH", b"list", b"c", done=replies.append)
+    finally:
+        redis.resume()
+    assert await link.ask(b"LRANGE", b"list", 0, -1) == [b"a", b"b", b"c"]
+    assert replies == [1, 2, b"answer", 3]
+    link.drop("for the test")
+    link.publish_now(pushes(b"d", b"e"), outcomes.append, QUESTION, outcomes.append)
+    await wait_until(lambda: len(outcomes) == 3)
+    assert [outcome.sent for outcome in outcomes] == [False] * 3
 
 
 async def test_commands_that_wait_for_the_kernel_count_as_congestion_and_end_with_the_connection(

@@ -120,6 +120,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.news,
         keys.records,
         keys.controls,
+        keys.nothing,
         keys.ticket_key(7).replace(b"7", b"PERIOD"),
         keys.rate("ADDRESS").replace(b"{%b}" % limited.encode(), b"{%b}" % tag.encode()),
     }

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from redis.exceptions import ResponseError
 
 from bus_publishing import Outgoing, call_of
 from redpoll.cluster.bus import Bus, Unavailable
@@ -87,8 +88,21 @@ async def test_publish_is_refused_while_redis_has_too_few_replicas_to_write(
     assert link.connects == 1
 
 
-async def test_redis_that_is_full_or_cannot_write_its_file_still_publishes(own_redis, publisher):
+async def test_redis_that_is_full_still_publishes(own_redis, publisher):
     own_redis.call("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(ResponseError, match="maxmemory"):
+        own_redis.call("SET", "key", "value")
+    await publisher.publish_all(EVENT, None)
+    assert publisher.events_published == 1
+
+
+async def test_redis_that_cannot_write_its_file_still_publishes(own_redis, publisher, wait_until):
+    (own_redis.folder / "dump.rdb").mkdir()
+    own_redis.call("CONFIG", "SET", "save", "3600 1000000")
+    own_redis.call("BGSAVE")
+    await wait_until(lambda: own_redis.call("INFO", "persistence")["rdb_last_bgsave_status"] == "err")
+    with pytest.raises(ResponseError, match="MISCONF"):
+        own_redis.call("SET", "key", "value")
     await publisher.publish_all(EVENT, None)
     assert publisher.events_published == 1
 

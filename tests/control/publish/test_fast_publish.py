@@ -21,7 +21,7 @@ from redpoll.cluster import traces
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.cluster.redis.primary import CHECK
+from redpoll.cluster.redis.primary import question_of
 from redpoll.control.api.api import Api
 from redpoll.control.api.middleware import Front
 from redpoll.control.http.ratelimit import RateLimit
@@ -66,6 +66,8 @@ TOKENS = {
     }.items()
 }
 HEAD = re.compile(rb"X-Service-Trace-Id: ([0-9a-f]{32})\r\n")
+# What control asks Redis after publishes.
+QUESTION = question_of(Keys().nothing)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,8 +79,8 @@ def time_stands_still():
 
 
 class RedisLink:
-    """Records commands without CHECK, of which both ways send another number. `reply()` answers those that wait:
-    `outcomes` in turn, and then with a number; CHECK with `checked`."""
+    """Records commands without QUESTION, of which both ways send another number. `reply()` answers those that wait:
+    `outcomes` in turn, and then with a number; QUESTION with `checked`."""
 
     up = True
 
@@ -90,7 +92,7 @@ class RedisLink:
         self.outcomes = list(outcomes)
 
     def call_packed(self, command, done):
-        if command == CHECK:
+        if command == QUESTION:
             self.waiting.append((done, True))
         else:
             self.sent += command
@@ -100,8 +102,9 @@ class RedisLink:
         self.sent += commands.data
         self.waiting += [(done, False)] * commands.count
 
-    def flush(self):
-        """All is sent at once."""
+    def publish_now(self, commands, done, question, done_of_question):
+        self.publish(commands, done)
+        self.call_packed(question, done_of_question)
 
     def call(self, *command, done=lambda reply: None):
         self.call_packed(hiredis.pack_command(command), done)

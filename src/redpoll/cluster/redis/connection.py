@@ -185,7 +185,8 @@ class RedisConnection(asyncio.BufferedProtocol):
     def congested(self) -> bool:
         """More is unanswered than a healthy Redis leaves."""
         unanswered_bytes = self.queued_bytes - self.answered_bytes + self._held_bytes
-        return self.unanswered > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
+        unanswered = len(self.pending) + self._held_count
+        return unanswered > _MAX_UNANSWERED or unanswered_bytes > _MAX_UNANSWERED_BYTES
 
     @property
     def unanswered(self) -> int:
@@ -209,6 +210,18 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._out.append(commands)
         self._out_count += count
         self.pending.extend(repeat(done, count))
+
+    def send_now(self, commands: bytes, count: int, done: Done, last: bytes, done_of_last: Done) -> None:
+        """As `send` of both, written at once."""
+        if self._blocked or self._held:
+            self._hold(commands, count, done)
+            self._hold(last, 1, done_of_last)
+            return
+        self._out += (commands, last)
+        self._out_count += count + 1
+        self.pending.extend(repeat(done, count))
+        self.pending.append(done_of_last)
+        self.flush()
 
     def flush(self) -> None:
         if self._out and not self.lost:

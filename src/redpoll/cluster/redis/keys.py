@@ -121,6 +121,7 @@ class Keys:
         self.revoked = zero + b"revoked"
         self.revoked_grants = zero + b"ungranted"
         self.controls = zero + b"controls"
+        self.nothing = zero + b"nothing"
 
     def head(self, at: int) -> bytes:
         """The prefix of all keys of a shard."""

@@ -265,6 +265,16 @@ class Link:
         self.commands += commands.count
         connection.send(commands.data, done, commands.count)
 
+    def publish_now(self, commands: Commands, done: Publishes, question: bytes, done_of_question: Done) -> None:
+        """As `publish` and then `call_packed`, written at once, not at the end of this pass of the loop."""
+        connection = self._connection
+        if connection is None:
+            self.publish(commands, done)
+            self.call_packed(question, done_of_question)
+            return
+        self.commands += commands.count + 1
+        connection.send_now(commands.data, commands.count, done, question, done_of_question)
+
     def run(
         self, script: Script, keys: Sequence[bytes], args: Sequence[bytes | str | int], done: Done = _ignore
     ) -> None:

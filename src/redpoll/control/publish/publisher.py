@@ -169,8 +169,7 @@ class Publisher:
     def send(self, commands: Commands, waiting: Waiting) -> None:
         """Publish events that are commands already, of any apps, now. The caller counts them when they have their
         outcome."""
-        self._bus.send(commands, waiting)
-        self._bus.flush()
+        self._bus.send_now(commands, waiting)
         self._await(waiting)
 
     def count(self, app_id: str, events: int, *, is_confirmed: bool) -> None:
