@@ -45,7 +45,6 @@ from redpoll.protocol.users import MAX_WATCHED
 
 __all__ = ["Session", "Subscription"]
 
-
 # While Redis is away, further subscribes to one pending channel aren't counted any more.
 _MAX_REPEATS = 100
 _MAX_QUOTED_CHARS = 64
@@ -59,9 +58,8 @@ _PONG = SendUrgent(frames.PONG)
 class Session:
     """The state of one connection. `sid` is the two numbers of its socket id.
 
-    `channels` has pending subscriptions too; the worker reads it
-    when the connection closes; it may pass in a mapping that is smaller than a dict. There may be a million sessions,
-    so each attribute counts.
+    `channels` has pending subscriptions too; the worker reads it when the connection closes; it may pass in a mapping
+    that is smaller than a dict. There may be a million sessions, so each attribute counts.
     """
 
     __slots__ = ("_current_app", "_identity", "_limits", "_rates", "_sid", "channels")
