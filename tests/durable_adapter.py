@@ -2,7 +2,8 @@
 
 redpoll has the reading half. `PUT` and `POST` become publishes, one for each message; `DELETE` clears the history.
 `GET` and `HEAD` go to redpoll and come back as they are, with two exceptions that the tests need: a stream that no test
-has created is 404, because channels always exist, and of a `text/plain` stream the array of strings becomes the text.
+has created is 404, because channels always exist, and of a stream that isn't JSON the array of strings becomes the text
+or bytes. Bytes are published as a JSON string with a character for each, so that `0` comes back as a string, too.
 An end without a message is an event without text, because redpoll ends a channel with an event.
 """
 
@@ -24,6 +25,7 @@ from wire import Api
 __all__ = ["adapter"]
 
 _FORWARDED = ("Accept", "If-None-Match", "Origin", "Access-Control-Request-Headers", "Access-Control-Request-Method")
+_BYTES = "application/octet-stream"
 _HOP_BY_HOP = ("Transfer-Encoding", "Connection", "Content-Length", "Date", "Keep-Alive")
 
 
@@ -54,7 +56,7 @@ class _Adapter:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         known = self._channels.get(request.path)
-        kind = request.headers.get("Content-Type", "application/octet-stream").lower()
+        kind = request.headers.get("Content-Type", _BYTES).lower()
         if known is None:
             name = re.sub("[^a-z0-9-]", "-", request.path.lower())[-80:]
             self._channels[request.path] = known = (f"{self._prefix}{name}-{secrets.token_hex(4)}", kind)
@@ -70,8 +72,12 @@ class _Adapter:
 
     async def _publish(self, request: web.Request, channel: str, kind: str) -> int:
         body = await request.read()
-        messages = [body.decode()] if body else []
-        if body and kind.startswith("application/json"):
+        messages: list[str] = []
+        if body and kind == _BYTES:
+            messages = [json.dumps(body.decode("latin-1"))]
+        elif body and not kind.startswith("application/json"):
+            messages = [body.decode()]
+        elif body:
             content = json.loads(body)
             messages = [json.dumps(item) for item in (content if isinstance(content, list) else [content])]
         ends = request.headers.get("Stream-Closed", "").lower() == "true"
@@ -104,7 +110,8 @@ class _Adapter:
             if is_text and found.status == 200:
                 body = await found.read()
                 text = "".join(json.loads(body)) if body else ""
-                return web.Response(status=200, headers={**kept, "Content-Type": kind}, body=text.encode())
+                content = text.encode("latin-1" if kind == _BYTES else "utf-8")
+                return web.Response(status=200, headers={**kept, "Content-Type": kind}, body=content)
             answer = web.StreamResponse(status=found.status, headers=kept)
             await answer.prepare(request)
             async for part in found.content.iter_any():

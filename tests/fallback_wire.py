@@ -102,6 +102,9 @@ class FallbackSocket:
         self._numbers = itertools.count(1)
         self._messages: asyncio.Queue = asyncio.Queue()
         self._reading: asyncio.Task | None = None
+        # A stream or poll is requested, and its answer isn't read to the end. A session whose client goes between two
+        # of them ends after 30 s.
+        self.asked = asyncio.Event()
         self.writer: asyncio.StreamWriter | None = None
 
     def path(self, action: str, query: str = "") -> str:
@@ -161,6 +164,7 @@ class FallbackSocket:
         self.streams += 1
         headers = {"Content-Type": "application/json", **self._headers}
         self.writer.write(head_of("POST", self.path(action, self._query), headers, 0, self._version))
+        self.asked.set()
         response = await read_head(reader)
         if response.status != 200:
             raise FallbackClosed(1006, f"Connection interrupted ({response.status})")
@@ -181,12 +185,14 @@ class FallbackSocket:
             if self.closed is not None:
                 return
             if not text and seen > OPENED_AGAIN_AFTER:
+                self.asked.clear()
                 self.writer.close()
                 return
 
     async def _poll(self) -> None:
         reader, response = await self._request("xhr")
         body = await reader.readexactly(int(response.headers["content-length"]))
+        self.asked.clear()
         for line in body.decode().split("\n")[:-1]:
             await self._line(line)
         self.writer.close()

@@ -2,11 +2,14 @@
 // a JSON list on standard input; without one, all names are printed. Prints a line of JSON for each test.
 
 import { runConformanceTests } from "@durable-streams/server-conformance-tests";
+import fc from "fast-check";
 import { collected } from "vitest";
 
 const AT_ONCE = 8;
 const TIMEOUT_MS = 60_000;
 
+// Every run tries the same examples; `SEED=…` tries others.
+fc.configureGlobal({ seed: Number(process.env.SEED ?? 1) });
 runConformanceTests({ baseUrl: process.argv[2], longPollTimeoutMs: 30_000 });
 let input = "";
 for await (const part of process.stdin) input += part;

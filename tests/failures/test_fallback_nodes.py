@@ -73,6 +73,7 @@ async def test_session_whose_requests_reach_two_nodes_misses_nothing(nodes: list
         assert session.streams > 1
         assert set(session.answers) == {204}
         assert session.lines.count("o") == 1
+        await session.asked.wait()
     for watcher in watchers:
         await watcher.until(lambda watcher=watcher: users(watcher, REMOVED, channel) == ["anna"], 60, "anna")
     # Only now: the others see a watcher leave, too.

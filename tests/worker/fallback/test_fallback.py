@@ -117,10 +117,16 @@ async def test_closed_session_gets_its_code_and_never_comes_back(bench, kind):
         assert response.status == 404, action
 
 
+def is_read(worker):
+    """Each session has a stream or poll. One whose client goes between two polls waits 30 s for the next one."""
+    return all(session.outlet is not None for session in worker.fallback.sessions.by_name.values())
+
+
 async def test_close_waits_for_the_next_poll(bench):
     worker = await bench.start()
     client = await bench.fallback(worker, kind="xhr")
     session = next(iter(worker.fallback.sessions.by_name.values()))
+    await bench.settled(worker, lambda: is_read(worker))
     await client.socket.close()
     # The poll that the client had ended with it, and so did the session; another client stops between two polls.
     await bench.settled(worker, lambda: not worker.fallback.sessions.by_name)
@@ -145,6 +151,7 @@ async def test_member_leaves_when_its_stream_ends(bench):
         client = await bench.fallback(worker, kind=kind)
         await client.subscribe("presence-a", {"user_id": kind})
         await watcher.until("pusher_internal:member_added")
+        await bench.settled(worker, lambda: is_read(worker))
         await client.socket.close()
         await watcher.until("pusher_internal:member_removed")
     assert worker.fallback.sessions.by_name == {}
