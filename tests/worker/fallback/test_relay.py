@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fallback_wire import FallbackClosed, ask
+from fallback_wire import FallbackClosed, FallbackSocket, ask
 
 KEY = "278d425bdf160c739803"
 
@@ -34,6 +34,26 @@ async def test_client_that_leaves_ends_its_session_in_the_other_worker(bench):
     await bench.settled(owner, lambda: not owner.fallback.sessions.by_name)
     await bench.settled(other, lambda: not other.fallback.relay.waiting)
     assert owner.fallback.relay.outlets == {}
+
+
+async def test_client_that_leaves_before_its_session_is_found_ends_it(bench, monkeypatch):
+    owner, other = await bench.start(), await bench.start()
+    owner.fallback.sessions.wait_s = 3600.0
+    client = FallbackSocket([], KEY)
+    assert (await ask("127.0.0.1", owner.port, "POST", client.path("xhr", "protocol=7"))).status == 200
+    assert len(owner.fallback.sessions.by_name) == 1
+    # The next poll reaches the other worker, and its client goes before Redis has said who has the session.
+    held, claims = asyncio.Queue(), other.fallback.sessions.claims
+    monkeypatch.setattr(claims, "claim", lambda *asked: held.put_nowait(asked))
+    _, writer = await asyncio.open_connection("127.0.0.1", other.port)
+    writer.write(f"POST {client.path('xhr', 'protocol=7')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    name, found = await held.get()
+    writer.close()
+    await bench.settled(other, lambda: not other.gate.http.connections)
+    monkeypatch.undo()
+    claims.claim(name, found)
+    await bench.settled(owner, lambda: not owner.fallback.sessions.by_name)
+    assert other.fallback.relay.waiting == 0
 
 
 @pytest.mark.parametrize("kind", ["xhr_streaming", "xhr"])

@@ -205,12 +205,13 @@ class Fallback:
             waiting.refuse(responses.failed(status, cors))
 
         def foreign(owner: str) -> None:
-            if not waiting.open:
-                return
             if owner in ("", self._mailbox.address):
                 not_there(404)
-            else:
-                self.relay.attach(owner, name, waiting, target.number, not_there)
+                return
+            self.relay.attach(owner, name, waiting, target.number, not_there)
+            if not waiting.open:
+                # Its client went while the session was looked for: the session's worker must know.
+                waiting.left()
 
         described = partial(self._described, http, request, target, query)
         self.sessions.open(
