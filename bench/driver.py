@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from certs import self_signed
-from server import Server
-from wire import signed_path
+from helpers.certs import self_signed
+from helpers.server import Server
+from helpers.wire import signed_path
 
 LOAD = Path(__file__).parent / "load"
 

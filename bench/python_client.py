@@ -33,11 +33,11 @@ from typing import Any
 
 from bench.arguments import parser_of
 from bench.report import print_table, save
-from certs import self_signed
+from helpers.certs import self_signed
+from helpers.server import Server, rss_bytes
 from redpoll_client import AsyncPublisher, Publisher
 from redpoll_client.calls import Call, target
 from redpoll_client.settings import endpoint_of
-from server import Server, rss_bytes
 
 DATA = {"id": 4711, "state": "paid", "text": "x" * 80}
 LIMIT_S = 120

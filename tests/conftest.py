@@ -18,9 +18,9 @@ import hypothesis
 import pytest
 import uvloop
 
-import lengths
-from postgres import PostgresServer
-from postgres import program as postgres_program
+from helpers import lengths
+from helpers.postgres import PostgresServer
+from helpers.postgres import program as postgres_program
 from redpoll.host import embedded
 
 TESTS = Path(__file__).parent

@@ -3,15 +3,15 @@
 import contextlib
 import sqlite3
 
-import old_store
-from bus_publishing import publish_all
+from helpers import old_store
+from helpers.bus_publishing import publish_all
+from helpers.server import APP_ID, Server
+from helpers.walk import command
+from helpers.wire import Api, Socket
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import App, HistoryRule
-from server import APP_ID, Server
-from walk import command
-from wire import Api, Socket
 
 CHANNEL = "stored-a"
 RULE = ("--prefix", "stored-", "--keep", "10", "--seconds", "3600")

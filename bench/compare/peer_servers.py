@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.arguments import parser_of
-from ports import reserved_ports
+from helpers.ports import reserved_ports
 
 CONFIGURATIONS = Path(__file__).parents[1] / "peers"
 FOLDER = Path(__file__).parents[2] / "build" / "peers"

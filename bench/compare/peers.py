@@ -35,8 +35,8 @@ from bench.load.end_to_end import CHANNEL, MODES
 from bench.load.publish import Measured, Target, run, write_requests
 from bench.load.swarm import rss_of, server_processes
 from bench.report import print_table, save
+from helpers.server import Server
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
 
 SUBSCRIBERS = 1_000
 PACES = (20, 100)

@@ -25,8 +25,8 @@ from bench.arguments import parser_of
 from bench.driver import Address, compiled
 from bench.load.million import Driver, end_on_signal
 from bench.report import print_table, save
+from helpers.server import Server, open_files, rss_bytes
 from redpoll.cluster.redis.keys import SHARDS, Keys
-from server import Server, open_files, rss_bytes
 
 WARM_ROUNDS = 3
 MAX_GROWTH = 1.05

@@ -29,7 +29,7 @@ from bench.driver import Address, Client, compiled, processor_s, tls_settings
 from bench.load.million import Driver
 from bench.load.publish import pids_of
 from bench.report import machine, print_table, save
-from server import Server, open_files, rss_bytes
+from helpers.server import Server, open_files, rss_bytes
 
 CHANNEL = "bench"
 WARM = 100

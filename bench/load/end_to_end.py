@@ -25,7 +25,7 @@ from typing import Any
 from bench.arguments import parser_of
 from bench.driver import Address, Client, frame_bytes, tls_settings
 from bench.report import machine, print_table, save
-from server import Server
+from helpers.server import Server
 
 CHANNEL = "bench"
 # Publishers, events a request. The count of requests is chosen so that a run lasts a few seconds.

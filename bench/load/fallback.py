@@ -25,8 +25,8 @@ from bench.arguments import parser_of
 from bench.driver import processor_s
 from bench.load.publish import pids_of
 from bench.report import machine, print_table, save
-from server import Server, rss_bytes
-from wire import TEXT, Api, frame, upgrade_request
+from helpers.server import Server, rss_bytes
+from helpers.wire import TEXT, Api, frame, upgrade_request
 
 CHANNEL = "bench"
 WARM = 100

@@ -37,8 +37,8 @@ from bench.arguments import parser_of
 from bench.driver import Address
 from bench.load.passes import Passes, ProfiledServer
 from bench.report import save
-from server import cpu_s
-from wire import signed_path
+from helpers.server import cpu_s
+from helpers.wire import signed_path
 
 RULE_SECONDS = 3_600
 _PUBLISHES_PER_S = 50

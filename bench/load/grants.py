@@ -31,14 +31,14 @@ import uvloop
 from bench.arguments import parser_of
 from bench.load.floods import Clock, frame, upgrade
 from bench.report import print_table, save
-from granting import mint
+from helpers.granting import mint
+from helpers.server import Server
+from helpers.wire import Socket
 from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.protocol.access import Access
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.auth import channel_fault, sign_channel
 from redpoll.protocol.grants import AppGrants
-from server import Server
-from wire import Socket
 
 _AT_ONCE: Final = 200
 _LIMIT_S: Final = 300.0

@@ -3,8 +3,8 @@
     python -m bench.load.growing                1,000 subscribers, 1,000 pieces/s for 10 s, at most 20 frames/s
     python -m bench.load.growing --subscribers 100 --seconds 3
 
-The pieces are published as Laravel's AI package does it (tests/laravel_answers.py), over one connection, without
-waiting for the answers. All subscribers but four are bench/load/crowd.c. The four are: one that
+The pieces are published as Laravel's AI package does it (tests/clients/laravel_answers.py), over one connection,
+without waiting for the answers. All subscribers but four are bench/load/crowd.c. The four are: one that
 reads at once, one that reads ten frames a second, one that comes in the middle and gets a replay, and one that recovers
 and is cut ten times. `whole` says whether the text of each is byte for byte the published one.
 
@@ -34,8 +34,8 @@ from bench.load.floods import Clock
 from bench.report import print_table, save
 
 # floods.py puts the folder of the tests on the path.
-from laravel_answers import answer_events, request
-from server import Server
+from clients.laravel_answers import answer_events, request
+from helpers.server import Server
 
 HERE = Path(__file__).parent
 RULE = ("--keep", "10000", "--seconds", "600", "--replay", "1000")

@@ -46,17 +46,18 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import uvloop
-from rich.console import Console
 
 # load.py has put the folder of the tests on the path.
 import server as server_module
+import uvloop
+from rich.console import Console
+
 from bench.arguments import parser_of
 from bench.driver import Address, client_environment, compiled, tls_settings
 from bench.load import swarm
 from bench.report import save
-from server import Server
-from wire import signed_path
+from helpers.server import Server
+from helpers.wire import signed_path
 
 MAX_CONNECTIONS = 1_000_000
 # Of a connection, both ends, in user space and kernel; of a worker and of a driver without connections. Estimates for

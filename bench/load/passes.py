@@ -1,7 +1,7 @@
 """The longest passes of the event loops of a server's processes, by processor time. Not a bench by itself.
 
-`ProfiledServer` is tests/server.py's Server with `loop_profile/sitecustomize.py` in its processes; `Passes` reads what
-they write.
+`ProfiledServer` is tests/helpers/server.py's Server with `loop_profile/sitecustomize.py` in its processes; `Passes`
+reads what they write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # load.py puts the folder of the tests on the path.
-from server import Server
+from helpers.server import Server
 
 __all__ = ["Passes", "ProfiledServer"]
 

@@ -37,14 +37,14 @@ import msgspec
 from bench.arguments import parser_of
 from bench.driver import Address, client_environment, compiled, processor_s, publish_request, tls_settings
 from bench.report import save
+from helpers.server import APP_ID as SERVER_APP_ID
+from helpers.server import APP_KEY as SERVER_KEY
+from helpers.server import APP_SECRET as SERVER_SECRET
+from helpers.server import Server, cpu_s
 from redpoll.config.config import Settings
 from redpoll.host import embedded
 from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.messages import Lead, LivingWorkers, NodesChanged, Start, WorkersReady
-from server import APP_ID as SERVER_APP_ID
-from server import APP_KEY as SERVER_KEY
-from server import APP_SECRET as SERVER_SECRET
-from server import Server, cpu_s
 
 APP_ID, KEY, SECRET = "1", "278d425bdf160c739803", "7ad3773142a6692b25b8"
 CONTROL = (

@@ -4,10 +4,10 @@
     python -m bench.load.shapes --only php rust nginx --rate 4000
 
 Starts a redpoll with one worker, all of its processes on one core, which trusts this machine as a proxy. hammer.c sends
-each shape of tests/library_requests.py from the other core, in turns with the usual one, over as many connections: as
-fast as answers come, or --rate a second. Packets of a shape follow each other at once, as libraries send them (1 µs
-between two calls of send(2)), or after 100 Continue. A shape whose connection ends after the answer is compared with
-the usual shape and a connection each.
+each shape of tests/helpers/library_requests.py from the other core, in turns with the usual one, over as many
+connections: as fast as answers come, or --rate a second. Packets of a shape follow each other at once, as libraries
+send them (1 µs between two calls of send(2)), or after 100 Continue. A shape whose connection ends after the answer is
+compared with the usual shape and a connection each.
 
 `us` is processor time of all of redpoll (worker, control, Redis) for each publish, `ratio` the median of the rounds'
 ratios to the usual shape; `!` marks one beyond its goal. The last line has the share of all requests that the worker
@@ -31,9 +31,9 @@ from bench.arguments import parser_of
 from bench.driver import compiled
 from bench.load.publish import Measured, Target, pids_of, run
 from bench.report import save
-from leading import command
-from library_requests import LIBRARY_REQUESTS, USUAL, USUAL_EACH, LibraryRequest
-from server import Server
+from helpers.leading import command
+from helpers.library_requests import LIBRARY_REQUESTS, USUAL, USUAL_EACH, LibraryRequest
+from helpers.server import Server
 
 GOAL, GOAL_EACH = 1.3, 1.15
 # Workers write their counters every 5 s.

@@ -47,11 +47,11 @@ from bench.arguments import parser_of
 from bench.driver import Address, socket_from
 from bench.load.passes import Passes, ProfiledServer
 from bench.report import machine, print_table, save
-from redpoll.cluster.redis.keys import SHARDS, Keys
 
 # load.py has put the folder of the tests on the path.
-from server import cpu_s
-from wire import signed_path, upgrade_request
+from helpers.server import cpu_s
+from helpers.wire import signed_path, upgrade_request
+from redpoll.cluster.redis.keys import SHARDS, Keys
 
 SHARED = "all"
 QUIET_S = 2.0

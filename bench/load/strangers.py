@@ -40,9 +40,9 @@ from bench.driver import Address
 from bench.load.floods import Clock, Good, Times
 from bench.load.strangers_attacks import ATTACKS, HISTORY_CHANNEL, VICTIM_CHANNEL, Target
 from bench.report import print_table, save
-from certs import self_signed
-from server import Server, rss_bytes
-from wire import Socket, UpgradeRefused, signed_path
+from helpers.certs import self_signed
+from helpers.server import Server, rss_bytes
+from helpers.wire import Socket, UpgradeRefused, signed_path
 
 GOOD: Final = 100
 PUBLISHES_PER_S: Final = 50

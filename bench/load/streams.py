@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 from bench.arguments import parser_of
 from bench.report import save
-from leading import command
-from server import Server, cpu_s, rss_bytes
-from wire import signed_path
+from helpers.leading import command
+from helpers.server import Server, cpu_s, rss_bytes
+from helpers.wire import signed_path
 
 CHANNEL = "kept-bench"
 KINDS = ("sse", "event-source", "websocket")

@@ -558,7 +558,7 @@ def bare_server() -> Iterator[str]:
 @contextlib.contextmanager
 def redpoll(workers: int, tls: bool) -> Iterator[tuple[str, int]]:
     """A redpoll of this checkout: its PUSHER_URL, and the port of clients that use TLS, or 0."""
-    from server import Server
+    from helpers.server import Server
 
     with tls_settings(tls) as settings, Server(workers=workers, **settings) as server:
         yield server.pusher_url, Address.of(server).tls_port

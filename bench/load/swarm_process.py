@@ -29,7 +29,7 @@ import uvloop
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from bench.driver import Address, socket_from
-from wire import digest, signed_path
+from helpers.wire import digest, signed_path
 
 EVENT = "swarm-event"
 ROOM_SIZE = 20

@@ -29,7 +29,7 @@ from bench.arguments import parser_of
 from bench.driver import Address, compiled, data_of, frame_bytes, publish_request, tls_settings
 from bench.load.stalls import ran_s
 from bench.report import machine, print_table, save
-from server import Server, rss_bytes
+from helpers.server import Server, rss_bytes
 
 CHANNEL = "tls"
 SUBSCRIBERS = 1000

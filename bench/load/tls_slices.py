@@ -34,7 +34,7 @@ from bench.load.passes import Passes, ProfiledServer
 from bench.load.stalls import PING, PONG, Peer, ran_s
 from bench.report import machine, print_table, save
 from bench.soak.tls_soak import Target, running
-from wire import upgrade_request
+from helpers.wire import upgrade_request
 
 # Milliseconds.
 GOALS = {"quiet": 30, "hello": 50, "finish": 50, "messages": 30}

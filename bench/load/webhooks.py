@@ -23,8 +23,8 @@ import uvloop
 
 from bench.arguments import parser_of
 from bench.report import machine, percentile, print_table, save
-from server import Server, cpu_s
-from wire import Socket, connect_patiently
+from helpers.server import Server, cpu_s
+from helpers.wire import Socket, connect_patiently
 
 SOCKETS = 10
 # A channel is held this long before it is left.

@@ -18,8 +18,8 @@ import uvloop
 
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
-from server import Server
-from wire import Api, Socket, eventually, sockets_by_worker
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually, sockets_by_worker
 
 CHANNEL = "presence-killed"
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.report import save
-from certs import self_signed
+from helpers.certs import self_signed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "autobahn"

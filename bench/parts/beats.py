@@ -28,6 +28,7 @@ import structlog
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
 from conftest import RedisServer
+from helpers.server import cpu_s
 from redpoll.cluster.directory import Directory
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.reaper import Reaper
@@ -35,7 +36,6 @@ from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import BEAT
-from server import cpu_s
 
 RUN = "0123456789ab"
 # At once; more would only wait for the others.

@@ -21,8 +21,8 @@ from bench.arguments import parser_of
 from bench.driver import Address, compiled
 from bench.load.publish import Bench, Measured, Target, run, write_requests
 from bench.report import save
+from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
 from redpoll.ipc.command_socket import ask, socket_path
-from server import APP_ID, APP_KEY, APP_SECRET, Server
 
 
 def main() -> None:

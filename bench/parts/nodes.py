@@ -21,9 +21,9 @@ from typing import Any
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
 from conftest import RedisServer
-from proxy import Proxy
-from server import Server, cpu_s
-from wire import Api, Socket, connect_many
+from helpers.proxy import Proxy
+from helpers.server import Server, cpu_s
+from helpers.wire import Api, Socket, connect_many
 
 CLIENTS = 100
 PERIODIC = (b":beat", b":stats:", b":nodes", b":dirver", b":trace")

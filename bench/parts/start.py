@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
-from server import Server, cpu_s
+from helpers.server import Server, cpu_s
 
 BACK_WITHIN_S = 60.0
 COMMANDS = {"redpoll version": ["version"], "redpoll publish --help": ["publish", "--help"]}

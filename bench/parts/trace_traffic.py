@@ -20,8 +20,8 @@ from bench.arguments import parser_of
 from bench.parts.nodes import node
 from bench.report import machine, print_table, save
 from conftest import RedisServer
-from server import Server
-from wire import Api, connect_many
+from helpers.server import Server
+from helpers.wire import Api, connect_many
 
 
 def traffic(server: Server) -> tuple[int, int]:

@@ -6,8 +6,9 @@
 Each round: Redis' primary changed in place or killed; PostgreSQL cut from one node or from all; the leader's
 supervisor, control plane or machine killed or stopped; a worker without Redis: two of these, at most 1.5 s apart.
 After them, every publish that is answered with 200 from the fifth second on must reach every client once; webhooks go
-on, members of dead nodes are gone and one living node leads after 8 s (tests/faults.py). Prints a line for each round;
-ends with 1 if something didn't hold. `--patience` adds seconds to the limits, for a machine that has other work.
+on, members of dead nodes are gone and one living node leads after 8 s (tests/failures/faults.py). Prints a line for
+each round; ends with 1 if something didn't hold. `--patience` adds seconds to the limits, for a machine that has other
+work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 
 from bench.arguments import parser_of
 from bench.report import print_table, save
-from faults import Outcome, World, play
+from failures.faults import Outcome, World, play
 
 
 async def rounds(options: argparse.Namespace) -> list[Outcome]:

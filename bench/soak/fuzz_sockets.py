@@ -100,7 +100,7 @@ class SocketTargets:
         self.engine, self.fanout, self.recorder = _engine, _fanout, Recorder
         self.reference = load(ROOT / "tests" / "ext" / "reference.py")
         folder.mkdir(parents=True, exist_ok=True)
-        certificate = load(ROOT / "tests" / "certs.py").self_signed(folder)
+        certificate = load(ROOT / "tests" / "helpers" / "certs.py").self_signed(folder)
         set_ticket_keys([bytes(KEY_BYTES)])
         pair = certificate[1].read_bytes() + certificate[0].read_bytes()
         direct = Context(pair)

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
-from outbox_run import Result, Site, run_outbox
-from postgres import PostgresServer
-from server import Server
-from walk import command
+from helpers.outbox_run import Result, Site, run_outbox
+from helpers.postgres import PostgresServer
+from helpers.server import Server
+from helpers.walk import command
 
 LEASE_S = 10.0
 

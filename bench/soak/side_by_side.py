@@ -19,11 +19,11 @@ from pathlib import Path
 
 from bench.arguments import parser_of
 from bench.soak.upgrade import Upgraded, built, check, joined
-from ports import reserved_ports
-from postgres import PostgresServer
-from receiver import Receiver
-from sentinel import RedisNode
-from wire import Api, Socket, eventually
+from helpers.ports import reserved_ports
+from helpers.postgres import PostgresServer
+from helpers.receiver import Receiver
+from helpers.sentinel import RedisNode
+from helpers.wire import Api, Socket, eventually
 
 # The last commit before this one that several servers were tested with.
 BEFORE = "3a14db4"

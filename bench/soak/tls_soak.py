@@ -31,9 +31,9 @@ import uvloop
 
 from bench.arguments import parser_of
 from bench.report import machine, print_table, save
-from certs import self_signed
-from server import Server, open_files, rss_bytes
-from wire import Socket, signed_path, upgrade_request
+from helpers.certs import self_signed
+from helpers.server import Server, open_files, rss_bytes
+from helpers.wire import Socket, signed_path, upgrade_request
 
 READERS = 50
 STALLED = 10

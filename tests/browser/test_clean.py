@@ -9,7 +9,7 @@ from playwright.async_api import Page
 
 from browser.lively import chromium, command, lively, logged_in
 from browser.watch import Watch
-from lengths import amount
+from helpers.lengths import amount
 
 AXE = Path(__file__).parent.parent / "clients" / "node_modules" / "axe-core" / "axe.min.js"
 # Each look with the rules of axe-core that are checked in it. All rules are checked once; the second look repeats those

@@ -12,8 +12,8 @@ from browser.demo import running_demo
 from browser.lively import chromium
 from browser.test_clean import AXE
 from browser.watch import Watch
+from helpers.server import processes
 from redpoll.demo.backend import SPEECH
-from server import processes
 
 LOOKS: tuple[dict[str, Any], ...] = (
     {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},

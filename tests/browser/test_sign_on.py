@@ -13,7 +13,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from browser.lively import PASSWORD, PATIENCE_MS, chromium
-from server import Server
+from helpers.server import Server
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 MIN_NODE = 20

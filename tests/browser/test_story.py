@@ -17,7 +17,7 @@ from playwright.async_api import expect
 
 from browser.lively import PATIENCE_MS, chromium
 from browser.watch import Watch
-from server import Server
+from helpers.server import Server
 
 PUSHER_JS = Path(__file__).parent.parent / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
 NEW_PASSWORD = "a finch on a birch twig"

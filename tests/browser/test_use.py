@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
-from broken_proxy import BrokenProxy
 from browser.lively import PASSWORD, PATIENCE_MS, Lively, chromium, lively, logged_in
 from browser.watch import Watch
-from ports import reserved_ports
-from wire import Api
+from helpers.broken_proxy import BrokenProxy
+from helpers.ports import reserved_ports
+from helpers.wire import Api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

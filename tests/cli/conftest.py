@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from helpers.server import Server
 from redpoll.cli import main
-from server import Server
 
 
 @pytest.fixture

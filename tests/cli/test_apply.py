@@ -10,9 +10,9 @@ import time
 import pytest
 
 from cli.test_imports import SOKETI
-from lengths import amount
-from server import Server
-from wire import Api, Socket
+from helpers.lengths import amount
+from helpers.server import Server
+from helpers.wire import Api, Socket
 
 APPS = """\
 [[apps]]

@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import backup
-from server import Server
-from wire import Api, Socket, eventually
 
 
 def test_what_changed_since_the_backup_is_gone_after_the_restore(typed, app_id, tmp_path):

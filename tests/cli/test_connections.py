@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from wire import Socket
+from helpers.wire import Socket
 
 
 async def test_connections_are_listed_shown_and_closed(typed, server):

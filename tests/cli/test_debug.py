@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from server import Server
-from wire import Socket
+from helpers.server import Server
+from helpers.wire import Socket
 
 
 @pytest.fixture(scope="module")

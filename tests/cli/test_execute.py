@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
 from redpoll.host import datafolder
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
-from wire import Api, Socket, eventually
 
 
 def test_records_commands_do_not_need_to_read_the_certificate(typed, monkeypatch):

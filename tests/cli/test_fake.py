@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from helpers.wire import Api, Socket
 from redpoll.cli import main
-from wire import Api, Socket
 
 
 @pytest.fixture

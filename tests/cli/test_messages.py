@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from wire import Socket, eventually
+from helpers.wire import Socket, eventually
 
 
 async def test_a_published_event_arrives_and_has_a_trace(on_server_async, server):

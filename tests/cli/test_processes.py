@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from server import Server
+from helpers.server import Server
 
 # What only some servers and commands use. Each of these is imported where it is used: of the processor time of a start
 # they would take a third.

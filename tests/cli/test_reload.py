@@ -5,8 +5,8 @@ import json
 import aiohttp
 import pytest
 
-from server import Server
-from wire import Socket
+from helpers.server import Server
+from helpers.wire import Socket
 
 FIRST = "max_channels_per_connection = 1\n"
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from helpers.wire import Socket, eventually
 from redpoll.cli.subscribe import Follower
 from redpoll.doctor.target import parse
-from wire import Socket, eventually
 
 
 def lines_of(process):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pulled_server import acknowledge, occupying, pull, pulled_server
+from helpers.pulled_server import acknowledge, occupying, pull, pulled_server
+from helpers.wire import Api
 from redpoll.cli import main
-from wire import Api
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from node import Node, auth_endpoint, local_signer
-from server import Server
+from clients.node import Node, auth_endpoint, local_signer
+from helpers.server import Server
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 // Drives the official JavaScript libraries for tests/clients and tests/matrix: one command a line on stdin, one answer or
-// event a line on stdout, all JSON. It decides nothing and asserts nothing; tests/node.py is the other end.
+// event a line on stdout, all JSON. It decides nothing and asserts nothing; tests/clients/node.py is the other end.
 //
 //   in:   {"id": 1, "do": "connect", ...}          out:  {"id": 1, "ok": ...} or {"id": 1, "error": "text"}
 //   out, unasked: {"client": "a", "channel": "x", "event": "e", "data": ..., "user_id": ...}

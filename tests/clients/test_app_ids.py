@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from node import Node
-from server import Server
-from wire import Api, eventually
+from clients.node import Node
+from helpers.server import Server
+from helpers.wire import Api, eventually
 
 CHANNEL = "presence-a,b;c=1@x.y_Z-"
 EVENT = "App\\Events\\Shipped, again; 100 % ä"

@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from node import Node, NodeError, local_signer
-from proxy import Proxy
+from clients.node import Node, NodeError, local_signer
+from helpers.proxy import Proxy
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket, eventually
 
 HERE = Path(__file__).parent
 MODULE = HERE.parent.parent / "src" / "redpoll" / "control" / "static" / "redpoll.js"

@@ -1,6 +1,6 @@
 """Clients of the Durable Streams protocol read channels, and the reading tests of its conformance package pass.
 
-The conformance package writes what it reads. tests/durable_adapter.py turns its writes into publishes.
+The conformance package writes what it reads. tests/clients/durable_adapter.py turns its writes into publishes.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from durable_streams import astream
 
-from durable_adapter import adapter
-from durable_readers import NODE, javascript
-from reading import keep, read_token
+from clients.durable_adapter import adapter
+from clients.durable_readers import NODE, javascript
+from helpers.reading import keep, read_token
+from helpers.server import Server
+from helpers.wire import Api
 from redpoll.cli import main
-from server import Server
-from wire import Api
 
 HERE = Path(__file__).parent
 PACKAGE = HERE / "node_modules" / "@durable-streams"

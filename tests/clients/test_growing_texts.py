@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from laravel_answers import answer_events, request
-from node import Node
+from clients.laravel_answers import answer_events, request
+from clients.node import Node
+from helpers.server import Server
+from helpers.wire import Socket, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Socket, eventually
 
 PIECES = [f"Größe {number}/7 – „\\{number}“\n 🐦" for number in range(400)]
 TEXT = "".join(PIECES)

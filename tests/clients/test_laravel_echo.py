@@ -1,8 +1,8 @@
 """laravel-echo with its `reverb` broadcaster: what a Laravel front end does, across workers."""
 
-from node import Node
-from server import Server
-from wire import Api, Socket, eventually
+from clients.node import Node
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 
 
 async def echo_and_socket_on_another_worker(server: Server, node: Node, auth_url: str, user: str) -> tuple[str, Socket]:

@@ -5,10 +5,10 @@ import asyncio
 
 import pytest
 
-from leading import command
-from library_requests import LIBRARY_REQUESTS
-from server import Server
-from wire import eventually
+from helpers.leading import command
+from helpers.library_requests import LIBRARY_REQUESTS
+from helpers.server import Server
+from helpers.wire import eventually
 
 CONTROL = ("redpoll_publishes_fast_total", "worker=control")
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from node import Node, NodeError, auth_endpoint, local_signer
-from proxy import Proxy
-from server import Server
+from clients.node import Node, NodeError, auth_endpoint, local_signer
+from helpers.proxy import Proxy
+from helpers.server import Server
 
 SOKETI = {
     "port": 6001,

@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from server import Server
-from wire import TEXT, Api, Socket, connect_many, frame, signed_path, subscribe_all, upgrade_request
+from helpers.server import Server
+from helpers.wire import TEXT, Api, Socket, connect_many, frame, signed_path, subscribe_all, upgrade_request
 
 
 class Wire:

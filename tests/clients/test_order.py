@@ -2,8 +2,8 @@
 
 import asyncio
 
-from server import Server
-from wire import Api, Socket, connect_many, subscribe_all
+from helpers.server import Server
+from helpers.wire import Api, Socket, connect_many, subscribe_all
 
 # The kernel picks the worker: one of four gets none of 64 connections with a probability of 4e-8.
 SUBSCRIBERS = 64

@@ -13,9 +13,9 @@ from pathlib import Path
 import pusher
 import pytest
 
-from node import Node
-from server import Server
-from wire import Api, Socket, eventually, signed_path
+from clients.node import Node
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually, signed_path
 
 PROXY = "127.0.0.1"
 # An address of this machine that isn't a trusted proxy.

@@ -9,9 +9,9 @@ import aiohttp
 import pusher
 import pytest
 
-from node import Node, NodeError, auth_endpoint
-from server import Server
-from wire import Api, eventually
+from clients.node import Node, NodeError, auth_endpoint
+from helpers.server import Server
+from helpers.wire import Api, eventually
 
 
 async def connect_on_each_of_two_workers(server: Server, node: Node, auth_url: str) -> tuple[str, str]:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from server import Server
-from wire import Api, eventually
+from helpers.server import Server
+from helpers.wire import Api, eventually
 
 HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"

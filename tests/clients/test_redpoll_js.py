@@ -25,14 +25,14 @@ import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Browser, Locator, Page, async_playwright, expect
 
-from lengths import amount
-from ports import reserved_ports
-from reading import read_token
+from helpers.lengths import amount
+from helpers.ports import reserved_ports
+from helpers.reading import read_token
+from helpers.server import Server
+from helpers.walk import command
+from helpers.wire import Api, eventually
 from redpoll import __version__
 from redpoll_client import AsyncPublisher
-from server import Server
-from walk import command
-from wire import Api, eventually
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

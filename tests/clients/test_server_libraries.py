@@ -11,9 +11,9 @@ import pusher.errors
 import pysher
 import pytest
 
-from node import Node, NodeError
-from server import Server
-from wire import Socket, channel_auth
+from clients.node import Node, NodeError
+from helpers.server import Server
+from helpers.wire import Socket, channel_auth
 
 
 def python_library(server: Server) -> pusher.Pusher:

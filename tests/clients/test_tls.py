@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from certs import self_signed
-from node import Node
-from server import Server
-from wire import Api
+from clients.node import Node
+from helpers.certs import self_signed
+from helpers.server import Server
+from helpers.wire import Api
 
 # A certificate that Node trusts additionally, for fetch and for pusher-js' WebSockets.
 TRUST_VARIABLES = ("NODE_EXTRA_CA_CERTS", "WEBSOCKET_CLIENT_CA_BUNDLE")

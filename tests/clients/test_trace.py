@@ -6,9 +6,9 @@ from collections.abc import Callable
 import aiohttp
 from click.testing import CliRunner
 
+from helpers.server import Server
+from helpers.wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
 
 
 async def publish(server: Server, channel: str, **more: object) -> str:

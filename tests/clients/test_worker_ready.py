@@ -2,8 +2,8 @@
 
 import asyncio
 
-from server import Server
-from wire import Api, connect_many, connect_patiently, subscribe_all
+from helpers.server import Server
+from helpers.wire import Api, connect_many, connect_patiently, subscribe_all
 
 
 async def test_first_publish_after_the_ready_line_reaches_subscribers_of_every_worker() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from links import deafen, hear, quick_link
+from cluster.links import deafen, hear, quick_link
+from cluster.sums import counted
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, ask_within
 from redpoll.cluster.directory import Directory
@@ -23,7 +24,6 @@ from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.shared_rate import SharedRate
 from redpoll.cluster.survey import Answerers
 from redpoll.protocol.apps import App
-from sums import counted
 
 RUN = "0123456789ab"
 APP = "7"

@@ -6,13 +6,13 @@ import time
 import pytest
 from msgspec import structs
 
-from bus_publishing import Outgoing, publish_all
+from helpers.bus_publishing import Outgoing, publish_all
+from helpers.unkeyed import shard
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Unavailable, read_cached
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.channels import CONSOLE
-from unkeyed import shard
 
 APP = App(id="7", name="test", keys=())
 

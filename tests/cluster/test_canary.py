@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy import Proxy
+from helpers.proxy import Proxy
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link

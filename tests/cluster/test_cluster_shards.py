@@ -6,14 +6,14 @@ from binascii import crc_hqx
 import pytest
 from structlog.testing import capture_logs
 
-from bus_publishing import Outgoing, Replies, call_of, publish_all
-from links import note_holds
+from cluster.links import note_holds
+from helpers.bus_publishing import Outgoing, Replies, call_of, publish_all
+from helpers.sentinel import redis_cluster
+from helpers.unkeyed import shard
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.keys import TAGS
-from sentinel import redis_cluster
-from unkeyed import shard
 
 APP = "7"
 CHANNELS = 640

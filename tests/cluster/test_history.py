@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from bus_publishing import Outgoing, publish_all
+from helpers.bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import History, Page, Row

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from bus_publishing import Outgoing, publish_all
-from links import deafen
+from cluster.links import deafen
+from helpers.bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.idempotency import Idempotency, Outcome
 

@@ -8,8 +8,8 @@ added twice or removed twice. The seed of a failing history is in the test's nam
 
 import pytest
 
-from lengths import amount, seeds
-from random_history import ROOMS, RandomHistory
+from cluster.random_history import ROOMS, RandomHistory
+from helpers.lengths import amount, seeds
 from redpoll.cluster.membership.reaper import Reaper
 
 SEEDS = seeds(6)

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import pytest
 
-from lengths import amount, seeds
-from random_history import RandomHistory
+from cluster.random_history import RandomHistory
+from cluster.sums import counted
+from helpers.lengths import amount, seeds
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
-from sums import counted
 
 CHANNELS = ("news", "cache-news", "private-news")
 USERS = tuple(f"u{n}" for n in range(5))

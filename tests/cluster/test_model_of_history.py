@@ -11,9 +11,9 @@ import asyncio
 
 import pytest
 
-from bus_publishing import Outgoing, publish_all
-from lengths import seeds
-from random_history import RandomHistory
+from cluster.random_history import RandomHistory
+from helpers.bus_publishing import Outgoing, publish_all
+from helpers.lengths import seeds
 from redpoll import _frame
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.history import History

@@ -20,9 +20,11 @@ import hiredis
 import pytest
 import redis as redis_py
 
-from lengths import seeds
-from links import quick_link, transports
-from random_history import NEWS, ROOMS, RandomHistory
+from cluster.links import quick_link, transports
+from cluster.random_history import NEWS, ROOMS, RandomHistory
+from helpers.lengths import seeds
+from helpers.sentinel import redis_cluster
+from helpers.unkeyed import shard
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import Fitness
@@ -35,8 +37,6 @@ from redpoll.host.heartbeat import Heartbeat
 from redpoll.ipc.messages import NodesChanged
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
-from sentinel import redis_cluster
-from unkeyed import shard
 
 SEEDS = seeds(4)
 KINDS = ("no failover", "failovers", "cluster")

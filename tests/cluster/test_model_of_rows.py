@@ -17,8 +17,8 @@ from contextlib import suppress
 import hiredis
 import pytest
 
-from lengths import seeds
-from random_history import NEWS, ROOMS, RandomHistory
+from cluster.random_history import NEWS, ROOMS, RandomHistory
+from helpers.lengths import seeds
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.envelopes import parse_added, parse_removed
 from redpoll.cluster.membership.reaper import Reaper

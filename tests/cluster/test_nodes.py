@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from known_nodes import known
+from helpers.known_nodes import known
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.nodes import Leader, Node, Nodes, NodesView, Unchanged, entries_of, lead_call
 from redpoll.cluster.redis.scripts import LEAD

@@ -6,12 +6,12 @@ import time
 import hiredis
 import pytest
 
+from helpers.unkeyed import shard
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import HOLD, REGISTER
-from unkeyed import shard
 
 A, ROOM, NEWS = "7", "presence-room", "cache-news"
 W, V = "0123456789ab.1.0", "0123456789ab.2.0"

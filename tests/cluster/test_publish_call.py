@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from helpers.unkeyed import shard
 from redpoll.cluster.publish_call import (
     ChannelEnded,
     Flag,
@@ -16,7 +17,6 @@ from redpoll.cluster.publish_call import (
 )
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import PUBLISH
-from unkeyed import shard
 
 STORE = StoreTerms(10, 60, 5, "epoch", "0e")
 ROW = RowTerms("user", "trace", b"{}")

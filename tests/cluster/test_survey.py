@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from known_nodes import known
+from helpers.known_nodes import known
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import Node, NodesView

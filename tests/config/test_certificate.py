@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from certs import self_signed
+from helpers.certs import self_signed
 from redpoll.config.certificate import PairError, read_pair, write_private
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cryptography.x509.ocsp import OCSPCertStatus
 
-from certs import authority, issued, ocsp_response, self_signed
+from helpers.certs import authority, issued, ocsp_response, self_signed
 from redpoll.config.certificate import PairError
 from redpoll.config.certificate_files import bundle, find, select, unbundle
 from redpoll.config.settings import Settings

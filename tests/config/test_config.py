@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from certs import self_signed
+from helpers.certs import self_signed
 from redpoll.config.config import TABLE, ConfigError, Settings, load
 from redpoll.config.redis_url import RedisUrl
 

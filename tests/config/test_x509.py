@@ -8,7 +8,7 @@ from cryptography import x509 as reference
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.ocsp import OCSPCertStatus
 
-from certs import authority, issued, ocsp_response, self_signed
+from helpers.certs import authority, issued, ocsp_response, self_signed
 from redpoll.config.x509 import DerError, blocks, read_certificate, read_ocsp
 
 

@@ -17,9 +17,11 @@ import uvloop
 from argon2 import PasswordHasher
 from redis.asyncio import Redis
 
-from known_nodes import known
-from messages import unpack_answer
-from receiver import Receiver
+from control.webhooks.transitions import APP, OTHER, Clock
+from helpers.known_nodes import known
+from helpers.messages import unpack_answer
+from helpers.receiver import Receiver
+from helpers.unkeyed import shard
 from redpoll._http import pack_request
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
@@ -34,8 +36,6 @@ from redpoll.ipc.messages import Lead, LivingWorkers, NodesChanged, Start, Worke
 from redpoll.store.charts import Charts
 from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
-from transitions import APP, OTHER, Clock
-from unkeyed import shard
 
 
 @dataclass

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
+from helpers.wire import Socket
 from redpoll.demo.backend import CHAT, Account, AddressError, Backend, PublishError, account_of, listen
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App, Key
-from server import APP_ID, APP_KEY, APP_SECRET, Server
-from wire import Socket
 
 EXAMPLES = Path(__file__).parent.parent.parent / "deploy" / "examples"
 ACCOUNT = Account("127.0.0.1", 6001, False, "1001", "0123456789abcdefabcd", "a secret")

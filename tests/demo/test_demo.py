@@ -5,9 +5,9 @@ import aiohttp
 import pytest
 
 from browser.demo import running_demo
+from helpers.server import Server
 from redpoll.demo.backend import Account
 from redpoll.demo.demo import DemoError, run
-from server import Server
 
 
 async def test_demo_uses_an_app_of_a_running_server_and_shows_no_secret():

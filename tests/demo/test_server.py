@@ -1,8 +1,8 @@
 import signal
 
 from browser.demo import running_demo
+from helpers.server import processes
 from redpoll.demo.server import OwnServer
-from server import processes
 
 
 async def test_server_is_killed_with_the_demo(wait_until):

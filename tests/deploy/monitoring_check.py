@@ -23,10 +23,10 @@ import aiohttp
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from receiver import Receiver
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
-from wire import Api, Socket
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # Rates need some scrapes, and workers report every 5 s.

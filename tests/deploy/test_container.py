@@ -13,11 +13,11 @@ import pytest
 import redis as redis_py
 import yaml
 
+from helpers.sentinel import wait_until
 from redpoll.cli import main
 from redpoll.config.setting_table import VARIABLES
 from redpoll.config.settings import Settings
 from redpoll.host import embedded
-from sentinel import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"

@@ -23,7 +23,7 @@ import yaml
 from aiohttp import web
 from playwright.async_api import async_playwright
 
-from docs_blocks import (
+from deploy.docs_blocks import (
     BLOCK,
     DOCS,
     NODE_MODULES,
@@ -37,10 +37,10 @@ from docs_blocks import (
     subscriber,
     written,
 )
-from ports import reserved_ports
+from helpers.ports import reserved_ports
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket, eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from docs_blocks import blocks_of, folder_with_libraries, needs_node, operate, run, running, subscriber, written
+from deploy.docs_blocks import blocks_of, folder_with_libraries, needs_node, operate, run, running, subscriber, written
+from helpers.server import Server
+from helpers.wire import Socket
 from redpoll.testing import FakeServer
-from server import Server
-from wire import Socket
 
 PAGE = "quickstart/python.md"
 

@@ -23,17 +23,17 @@ import pytest
 import websockets
 from click.testing import CliRunner
 
-from certs import authority, issued
-from fallback_wire import FallbackSocket
-from ports import reserved_ports
-from reading import keep
+from helpers.certs import authority, issued
+from helpers.fallback_wire import FallbackSocket
+from helpers.ports import reserved_ports
+from helpers.reading import keep
+from helpers.server import Server
+from helpers.wire import channel_auth, eventually, signed_path
 from redpoll.cli import main
 from redpoll.doctor import outside
 from redpoll.doctor.report import Finding, Verdict
 from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target, parse
-from server import Server
-from wire import channel_auth, eventually, signed_path
 
 FILES = Path(__file__).parents[2] / "deploy" / "proxies"
 # The name in the files, and the one in the tests.

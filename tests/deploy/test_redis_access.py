@@ -11,13 +11,13 @@ from subprocess import run
 
 import pytest
 
-from certs import authority, issued
+from helpers.certs import authority, issued
+from helpers.sentinel import tls_redis
+from helpers.server import Server
+from helpers.walk import WEBHOOKS, command, pages, walk
+from helpers.wire import eventually
 from redpoll.cluster.redis.link import Link
 from redpoll.config.settings import Settings
-from sentinel import tls_redis
-from server import Server
-from walk import WEBHOOKS, command, pages, walk
-from wire import eventually
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "hunter2-secret"

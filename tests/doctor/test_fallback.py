@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from helpers.server import Server
 from redpoll.config.remedies import remedy_for_buffering
 from redpoll.doctor.fallback import check_fallback
 from redpoll.doctor.report import Finding, Verdict
 from redpoll.doctor.target import Target
-from server import Server
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from certs import authority, issued, self_signed
-from ports import reserved_ports
+from helpers.certs import authority, issued, self_signed
+from helpers.ports import reserved_ports
 from redpoll import _openssl
 from redpoll.config import config
 from redpoll.doctor import machine

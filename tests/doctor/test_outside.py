@@ -8,16 +8,16 @@ import time
 import aiohttp
 import pytest
 
-from broken_proxy import BrokenProxy
-from certs import authority, issued
-from ports import reserved_ports
-from proxy import Proxy as RedisProxy
-from reading import keep
+from helpers.broken_proxy import BrokenProxy
+from helpers.certs import authority, issued
+from helpers.ports import reserved_ports
+from helpers.proxy import Proxy as RedisProxy
+from helpers.reading import keep
+from helpers.server import Server
+from helpers.wire import eventually
 from redpoll.doctor import outside
 from redpoll.doctor.report import Finding, Verdict, worst
 from redpoll.doctor.target import Target, parse
-from server import Server
-from wire import eventually
 
 
 @pytest.fixture(scope="module")

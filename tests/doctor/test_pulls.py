@@ -5,14 +5,14 @@ import asyncio
 import aiohttp
 import pytest
 
-from broken_proxy import BrokenProxy
-from pulled_server import acknowledge, occupying, pull, pulled_server
+from helpers.broken_proxy import BrokenProxy
+from helpers.pulled_server import acknowledge, occupying, pull, pulled_server
+from helpers.server import Server
+from helpers.wire import Api
 from redpoll.doctor.pulls import examine_pulls
 from redpoll.doctor.report import Finding, Verdict
 from redpoll.doctor.target import Target, parse
 from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP
-from server import Server
-from wire import Api
 
 
 @pytest.fixture(scope="module")

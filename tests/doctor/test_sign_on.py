@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ports import reserved_ports
+from helpers.ports import reserved_ports
 from redpoll.config.settings import Settings
 from redpoll.doctor.report import Verdict
 from redpoll.doctor.sign_on import examine, judged

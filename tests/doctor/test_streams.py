@@ -3,12 +3,12 @@
 import aiohttp
 import pytest
 
-from broken_proxy import BrokenProxy
-from reading import keep
+from helpers.broken_proxy import BrokenProxy
+from helpers.reading import keep
+from helpers.server import Server
 from redpoll.doctor.report import Finding, Verdict
 from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target, parse
-from server import Server
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import hiredis
 import pytest
 
-from fast_publishing import NOW_S, Control, body, message
+from ext.fast_publishing import NOW_S, Control, body, message
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.http.messages import CLOSES
 

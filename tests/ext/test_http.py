@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from messages import unpack_request
+from helpers.messages import unpack_request
 from redpoll._http import (
     IncomingRequest,
     pack_answer,

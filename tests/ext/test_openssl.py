@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from certs import authority, issued, self_signed
+from helpers.certs import authority, issued, self_signed
 from redpoll import _openssl
 from redpoll._openssl import KEY_BYTES, Context, ContextError, set_ticket_keys
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast_publishing import Control, body
+from ext.fast_publishing import Control, body
 
 
 @pytest.mark.parametrize(

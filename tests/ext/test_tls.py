@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from certs import self_signed
+from helpers.certs import self_signed
 from redpoll import _engine, _openssl
 from redpoll._engine import OPEN
 from redpoll._fanout import Flusher

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lengths import is_long
-from server import Server
+from helpers.lengths import is_long
+from helpers.server import Server
 
 if TYPE_CHECKING:
     from conftest import RedisServer

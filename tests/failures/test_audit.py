@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from helpers.server import Server
 from redpoll.ipc.command_socket import CommandError, ask, socket_path
-from server import Server
 
 # A change takes 5 to 30 ms, a new user a third of a second.
 WITHIN_S = 0.04

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from publishing import Publisher, check, delivery_is_back, numbers
+from failures.publishing import Publisher, check, delivery_is_back, numbers
+from helpers.sentinel import RedisCluster, RedisNode, redis_cluster
+from helpers.server import APP_ID, Server
+from helpers.walk import ADDED, REMOVED, WEBHOOKS, walk
+from helpers.wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
 from redpoll.cluster.redis.keys import TAGS, Keys
-from sentinel import RedisCluster, RedisNode, redis_cluster
-from server import APP_ID, Server
-from walk import ADDED, REMOVED, WEBHOOKS, walk
-from wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
 
 HEADING = "A Redis master fails"
 

@@ -18,9 +18,9 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
+from helpers.server import Server
+from helpers.wire import Frame, Socket
 from redpoll.cli import main
-from server import Server
-from wire import Frame, Socket
 
 CHANNEL = "killed"
 # One connection repeats what wasn't answered 200, under the same correlation_id; the next one never does. Both have

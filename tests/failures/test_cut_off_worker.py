@@ -17,9 +17,9 @@ import aiohttp
 import pytest
 import redis as redis_py
 
-from publishing import Publisher, check, delivery_is_back
-from server import APP_ID, APP_KEY, APP_SECRET, Server
-from wire import Api, Socket, end_all, eventually, sockets_by_worker, subscribe_all
+from failures.publishing import Publisher, check, delivery_is_back
+from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
+from helpers.wire import Api, Socket, end_all, eventually, sockets_by_worker, subscribe_all
 
 HEADING = "A worker without Redis"
 

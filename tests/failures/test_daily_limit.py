@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import aiohttp
 from click.testing import CliRunner
 
+from helpers.server import Server
+from helpers.wire import signed_path
 from redpoll.cli import main
-from server import Server
-from wire import signed_path
 
 FREE_PLAN = 200_000
 PUBLISHERS = 8

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy import Proxy
-from publishing import Publisher, check, delivery_is_back, numbers
-from sentinel import redis_pair
-from server import Server
-from wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
+from failures.publishing import Publisher, check, delivery_is_back, numbers
+from helpers.proxy import Proxy
+from helpers.sentinel import redis_pair
+from helpers.server import Server
+from helpers.wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
 
 HEADING = "A Redis master fails"
 

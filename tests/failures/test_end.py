@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from server import Server, process
-from wire import connect_many, subscribe_all
+from helpers.server import Server, process
+from helpers.wire import connect_many, subscribe_all
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from fallback_wire import FallbackClosed, FallbackSocket
-from server import Server
-from wire import Api, Socket, channel_auth
+from helpers.fallback_wire import FallbackClosed, FallbackSocket
+from helpers.server import Server
+from helpers.wire import Api, Socket, channel_auth
 
 ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
 

@@ -5,7 +5,7 @@ See deploy/failures.md "Two faults at once".
 
 from collections.abc import Callable
 
-from faults import World, play
+from failures.faults import World, play
 
 HEADING = "Two faults at once"
 # Round 0: Redis is changed in place and the leader's machine killed.

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from granting import mint
-from leading import command
-from postgres import PostgresServer
-from reading import EVENTS, Reading, keep
+from helpers.granting import mint
+from helpers.leading import command
+from helpers.postgres import PostgresServer
+from helpers.reading import EVENTS, Reading, keep
+from helpers.server import Server
+from helpers.wire import Api, Socket, channel_auth, connect_patiently
 from redpoll.cluster.redis.keys import Keys
-from server import Server
-from wire import Api, Socket, channel_auth, connect_patiently
 
 HEADING = "A grant is revoked"
 SUCCEEDED = "pusher_internal:subscription_succeeded"

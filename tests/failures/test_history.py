@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from publishing import publish_number
+from failures.publishing import publish_number
+from helpers.server import Server
+from helpers.wire import Socket, UpgradeRefused
 from redpoll.cli import main
-from server import Server
-from wire import Socket, UpgradeRefused
 
 CHANNEL = "stored-news"
 # How long a back end and a client wait before they try again.

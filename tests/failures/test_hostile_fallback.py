@@ -1,8 +1,8 @@
 """Requests of the HTTP fallback that no library sends (deploy/failures.md "Hostile input"): sessions guessed, resumed
 after their end, flooded; bodies that lie. Each gets its exact answer, and nobody else notices.
 
-Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/server.py fails
-on one).
+Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/helpers/server.py
+fails on one).
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from fallback_wire import FallbackClosed, FallbackSocket, ask, head_of, read_head
-from server import Server, rss_bytes
+from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask, head_of, read_head
+from helpers.server import Server, rss_bytes
 
 MIB = 1 << 20
 

@@ -1,8 +1,8 @@
 """Bytes that no library sends (deploy/failures.md "Hostile input"): each gets its exact answer and ends at most its own
 socket.
 
-Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/server.py fails
-on one).
+Afterwards the workers are the same processes, have hardly grown, and have logged no traceback (tests/helpers/server.py
+fails on one).
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server import Server, rss_bytes
-from wire import BINARY, CLOSE, PING, TEXT, Api, Socket, connect_many, frame, signed_path, upgrade_request
+from helpers.server import Server, rss_bytes
+from helpers.wire import BINARY, CLOSE, PING, TEXT, Api, Socket, connect_many, frame, signed_path, upgrade_request
 
 MIB = 1 << 20
 # The test itself may be stopped for a second between a connection and its request.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server import Server
-from wire import Api, Socket, frame
+from helpers.server import Server
+from helpers.wire import Api, Socket, frame
 
 # The test itself may be stopped for a second before it answers a ping.
 ACTIVITY_TIMEOUT_S, PONG_TIMEOUT_S = 1, 4

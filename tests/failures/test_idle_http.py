@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from server import Server
-from wire import Api, connect_patiently, eventually
+from helpers.server import Server
+from helpers.wire import Api, connect_patiently, eventually
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"
 

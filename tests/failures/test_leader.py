@@ -18,14 +18,14 @@ import aiohttp
 import pytest
 import redis as redis_py
 
-from crowd import REMOVED, visitors
-from leading import command, leader, leading_name, rows
-from proxy import Proxy
-from receiver import Receiver
+from failures.crowd import REMOVED, visitors
+from helpers.leading import command, leader, leading_name, rows
+from helpers.proxy import Proxy
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket, signed_path
 from redpoll.cluster.redis.keys import Keys
 from redpoll.ipc.command_socket import CommandError
-from server import Server
-from wire import Api, Socket, signed_path
 
 HEADING = "Leader that can't work"
 ROOM = "presence-room"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from server import Server, cpu_s, rss_bytes
-from wire import Api, Socket, connect_many, end_all, eventually, frame, subscribe_all, upgrade_request
+from helpers.server import Server, cpu_s, rss_bytes
+from helpers.wire import Api, Socket, connect_many, end_all, eventually, frame, subscribe_all, upgrade_request
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from server import Server, open_files
-from wire import Api, Socket, connect_many, connect_patiently
+from helpers.server import Server, open_files
+from helpers.wire import Api, Socket, connect_many, connect_patiently
 
 ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
 ROOMS = ["presence-a", "presence-b", "presence-c"]

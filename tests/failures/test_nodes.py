@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from server import Server, ServerFailed
-from wire import Api, Socket
+from helpers.server import Server, ServerFailed
+from helpers.wire import Api, Socket
 
 
 def listed(server: Server) -> dict[str, dict]:

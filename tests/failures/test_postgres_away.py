@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from postgres import PostgresServer
-from receiver import Receiver
+from helpers.postgres import PostgresServer
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket
 
 HEADING = "PostgreSQL is away"
 WEBHOOKS = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8", "webhook_debounce_s": 0}

@@ -1,6 +1,6 @@
 """Webhooks that a back end pulls, while the back end and the control plane are killed.
 
-The back end is tests/pulling.py. A delivery may come again only if the server hasn't confirmed its acknowledgement.
+The back end is pulling.py. A delivery may come again only if the server hasn't confirmed its acknowledgement.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from pulled_server import acknowledge, delivery_stream, occupying, pulled_server
+from helpers.pulled_server import acknowledge, delivery_stream, occupying, pulled_server
+from helpers.server import Server
+from helpers.wire import Api, Socket
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket
 
 HEADING = "Webhook receivers down"
 PER_SOCKET = 50
@@ -34,7 +34,7 @@ SETTINGS = {
     "subscribes_per_second": 0,
     "subscribes_per_second_per_address": 0,
 }
-PULLING = Path(__file__).parents[1] / "pulling.py"
+PULLING = Path(__file__).parent / "pulling.py"
 
 
 def command(server: Server, *words: str) -> Any:

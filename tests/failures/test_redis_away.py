@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 import aiohttp
 import pytest
 
-from proxy import Proxy
-from publishing import Publisher, check, delivery_is_back, numbers
-from server import Server, rss_bytes
-from wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
+from failures.publishing import Publisher, check, delivery_is_back, numbers
+from helpers.proxy import Proxy
+from helpers.server import Server, rss_bytes
+from helpers.wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
 
 SUBSCRIBERS = 24
 

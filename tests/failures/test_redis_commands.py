@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from lengths import amount
-from proxy import Proxy
-from server import Server
-from wire import Api, Socket, connect_many, eventually
+from helpers.lengths import amount
+from helpers.proxy import Proxy
+from helpers.server import Server
+from helpers.wire import Api, Socket, connect_many, eventually
 
 
 def concerning_clients(commands: list[list[bytes]]) -> list[list[bytes]]:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from publishing import Publisher, check, delivery_is_back, numbers
+from failures.publishing import Publisher, check, delivery_is_back, numbers
+from helpers.sentinel import RedisNode, SentinelService, sentinel_service
+from helpers.server import Server
+from helpers.walk import ADDED, REMOVED, WEBHOOKS, walk
+from helpers.wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
 from redpoll.cluster.redis.keys import Keys
-from sentinel import RedisNode, SentinelService, sentinel_service
-from server import Server
-from walk import ADDED, REMOVED, WEBHOOKS, walk
-from wire import Api, Socket, connect_many, end_all, eventually, subscribe_all
 
 HEADING = "A Redis master fails"
 ROOM = "presence-room"

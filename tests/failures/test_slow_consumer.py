@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from server import Server, rss_bytes
-from wire import PING, Api, Socket, connect_many, eventually, frame, subscribe_all
+from helpers.server import Server, rss_bytes
+from helpers.wire import PING, Api, Socket, connect_many, eventually, frame, subscribe_all
 
 MIB = 1 << 20
 

@@ -18,12 +18,12 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from lengths import amount
-from publishing import publish_number
-from reading import EVENTS, Reading, Stream, keep, read_token
+from failures.publishing import publish_number
+from helpers.lengths import amount
+from helpers.reading import EVENTS, Reading, Stream, keep, read_token
+from helpers.server import Server
+from helpers.wire import Api, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Api, eventually
 
 CHANNEL = "kept-news"
 KILLS = amount(3, 20)

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from crowd import ADDED, REMOVED, Crowd, visitors
-from leading import command, leader, leading_name, rows
-from lengths import is_long
-from ports import reserved_ports
-from proxy import Proxy
-from receiver import Receiver
-from server import Server
-from wire import Api, Socket, eventually
+from failures.crowd import ADDED, REMOVED, Crowd, visitors
+from helpers.leading import command, leader, leading_name, rows
+from helpers.lengths import is_long
+from helpers.ports import reserved_ports
+from helpers.proxy import Proxy
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 
 HEADING = "Several servers"
 LONG = is_long()

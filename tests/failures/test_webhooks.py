@@ -22,9 +22,9 @@ from typing import Any
 from aiohttp import web
 from click.testing import CliRunner
 
+from helpers.server import Server
+from helpers.wire import Socket, UpgradeRefused
 from redpoll.cli import main
-from server import Server
-from wire import Socket, UpgradeRefused
 
 DEBOUNCE_S = 1.0
 # While everything is up, a webhook must arrive within this time after its debounce, so 10 s after the change.

@@ -8,9 +8,9 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from node import Node, auth_endpoint, local_signer
-from server import Server
-from wire import Api, Socket, eventually, sockets_by_worker
+from clients.node import Node, auth_endpoint, local_signer
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually, sockets_by_worker
 
 ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
 

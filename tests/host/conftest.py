@@ -2,8 +2,8 @@
 
 import pytest
 
-from certs import self_signed
-from supervised import Tree
+from helpers.certs import self_signed
+from host.supervised import Tree
 
 
 @pytest.fixture

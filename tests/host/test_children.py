@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 
-from ports import kept_port
+from helpers.ports import kept_port
+from host.supervised import environment_of, said, said_by
 from redpoll.ipc.messages import (
     DirectoryVersion,
     LivingWorkers,
     ShardKey,
     WorkersReady,
 )
-from supervised import environment_of, said, said_by
 
 
 async def test_secrets_are_in_no_childs_environment_and_only_control_gets_them(tree, wait_until):

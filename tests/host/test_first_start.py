@@ -1,9 +1,9 @@
 """What the server prints when it is ready."""
 
+from host.supervised import said, said_by
 from redpoll.ipc.messages import (
     WorkersReady,
 )
-from supervised import said, said_by
 
 
 async def test_ready_line_is_printed_when_all_are_ready_and_names_the_ports(tree, wait_until):

@@ -3,9 +3,9 @@
 import resource
 import socket
 
+from host.supervised import Tree
 from redpoll.config.certificate_files import unbundle
 from redpoll.host.serve import child_command
-from supervised import Tree
 
 
 async def test_data_folder_that_others_can_list_is_logged(tree, wait_until):

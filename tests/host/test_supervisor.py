@@ -10,8 +10,9 @@ import termios
 import pytest
 import redis as redis_py
 
-from certs import self_signed
-from ports import kept_port
+from helpers.certs import self_signed
+from helpers.ports import kept_port
+from host.supervised import is_alive, said, said_by
 from redpoll.cluster.redis.keys import Keys
 from redpoll.config.certificate_files import unbundle
 from redpoll.ipc.messages import (
@@ -25,7 +26,6 @@ from redpoll.ipc.messages import (
     ShardKey,
     Stop,
 )
-from supervised import is_alive, said, said_by
 
 
 async def test_child_that_hangs_is_killed_and_only_then_reported_dead(tree, wait_until):

@@ -5,10 +5,10 @@ import ssl
 
 import pytest
 
-from certs import self_signed
+from helpers.certs import self_signed
+from helpers.server import Server
 from redpoll import _openssl
 from redpoll.host.ticket_keys import KEY_BYTES, PERIOD_S, TicketKeyring
-from server import Server
 
 
 class Worker:

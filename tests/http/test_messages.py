@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messages import unpack_answer, unpack_request
+from helpers.messages import unpack_answer, unpack_request
 from redpoll._http import pack_answer, pack_request
 from redpoll.http.messages import (
     CLOSES,

@@ -2,7 +2,7 @@
 
 tests/matrix/test_matrix.py runs the cells. A row has a cell for every column: a function to run, or the reason why the
 library can't do it. One end of a feature is the library; the other end is a plain socket or HTTP request of
-tests/wire.py.
+tests/helpers/wire.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from nacl.secret import SecretBox
 
-from granting import mint
+from helpers.granting import mint
+from helpers.proxy import Proxy
+from helpers.wire import Api, Frame, Socket, eventually
 from matrix.libraries import (
     BACKENDS,
     CHROMIUM,
@@ -35,8 +37,6 @@ from matrix.libraries import (
     Refused,
 )
 from matrix.world import App, Visitor, World, shared_secret, signed_user
-from proxy import Proxy
-from wire import Api, Frame, Socket, eventually
 
 Run = Callable[["Cell"], Awaitable[None]]
 

@@ -21,8 +21,8 @@ import pusher.errors
 import pysher
 from pusher.requests import RequestsBackend
 
+from clients.node import Node, NodeError
 from matrix.world import MASTER_KEY, App, Visitor, World
-from node import Node, NodeError
 
 WITHIN_S = 60.0
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 from pusher import Pusher
 
-from durable_readers import CLIENTS, NODE
+from clients.durable_readers import CLIENTS, NODE
 from matrix.features import Cell
 from matrix.libraries import WITHIN_S
 from matrix.rules import Rule

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 from durable_streams import astream
 
-from durable_readers import javascript
+from clients.durable_readers import javascript
 from matrix.features import Cell
 from matrix.libraries import WITHIN_S
 from matrix.rules import Rule

@@ -12,12 +12,12 @@ from typing import Any
 
 from pusher import Pusher
 
-from durable_readers import CLIENTS, NODE
+from clients.durable_readers import CLIENTS, NODE
+from helpers.receiver import Receiver, Request
 from matrix.features import Cell
 from matrix.libraries import WITHIN_S
 from matrix.rules import Rule
 from matrix.world import App
-from receiver import Receiver, Request
 from redpoll_client import verify_webhook
 
 RECEIVERS: list[Rule] = []

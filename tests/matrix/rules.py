@@ -17,9 +17,9 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from helpers.wire import PING, PONG, Frame, digest, frame, signed_path
 from matrix.features import Cell, data_of, info_of
 from matrix.world import App, Visitor, signed_user
-from wire import PING, PONG, Frame, digest, frame, signed_path
 
 
 @dataclass

@@ -25,12 +25,12 @@ from urllib.parse import urlencode
 from aiohttp import web
 from click.testing import CliRunner
 
-from certs import public_key_der, self_signed
-from node import HERE as CLIENTS
-from node import Node
+from clients.node import HERE as CLIENTS
+from clients.node import Node
+from helpers.certs import public_key_der, self_signed
+from helpers.server import Server
+from helpers.wire import channel_auth, digest
 from redpoll.cli import main as redpoll_command
-from server import Server
-from wire import channel_auth, digest
 
 MASTER_KEY = bytes(range(32))
 

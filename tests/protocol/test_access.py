@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from granting import grant_key, jwt, mint
+from helpers.granting import grant_key, jwt, mint
 from redpoll.protocol import access
 from redpoll.protocol.apps import CurrentApp
 from redpoll.protocol.channels import CONSOLE

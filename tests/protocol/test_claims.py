@@ -12,7 +12,7 @@ from joserfc.jwk import OctKey
 from joserfc.jwt import encode
 
 import redpoll
-from granting import base64url, grant_key, jwt, mint
+from helpers.granting import base64url, grant_key, jwt, mint
 from redpoll.protocol import auth
 from redpoll.protocol.auth import check_grant, sign_grant
 from redpoll.protocol.claims import MAX_GRANT_BYTES, algorithm_of, unsigned_grant

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import outbox_site
+from helpers import outbox_site
+from helpers.server import Server
+from helpers.walk import WEBHOOKS, command
 from redpoll_client import AsyncPublisher, Publisher
-from server import Server
-from walk import WEBHOOKS, command
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def url_of(server: Server) -> str:
 def django_tables(tmp_path_factory) -> Iterator[None]:
     """Django in this process, with the settings of `outbox_site` and the tables on SQLite."""
     outbox_site.DATABASES["default"]["NAME"] = str(tmp_path_factory.mktemp("django") / "site.sqlite3")
-    os.environ["DJANGO_SETTINGS_MODULE"] = "outbox_site"
+    os.environ["DJANGO_SETTINGS_MODULE"] = "helpers.outbox_site"
     import django
     from django.core.management import call_command
     from django.db import connections

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from answering import SILENCE, Answering, reply
+from helpers.answering import SILENCE, Answering, reply
 from redpoll_client import AsyncPublisher, Unconfirmed, async_publisher
 
 

@@ -5,7 +5,7 @@ import json
 import celery
 import pytest
 
-from answering import Answering, reply
+from helpers.answering import Answering, reply
 from redpoll_client import Publisher
 from redpoll_client.celery import progress
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from django.test import Client, override_settings
 
-from outbox_site import rules
+from helpers.outbox_site import rules
 from redpoll_client import Publisher
 from redpoll_client.signatures import hex_hmac
 
@@ -29,7 +29,7 @@ def client(django_site):
     from django.contrib.auth import get_user_model
 
     get_user_model().objects.create_user("anna", password="p")
-    with override_settings(REDPOLL={"url": URL, "rules": "outbox_site.rules", "endpoint_secret": "e"}):
+    with override_settings(REDPOLL={"url": URL, "rules": "helpers.outbox_site.rules", "endpoint_secret": "e"}):
         yield Client(enforce_csrf_checks=True, headers={"X-CSRFToken": "c" * 32})
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from granting import grant_key, jwt
+from helpers.granting import grant_key, jwt
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.auth import check_grant
 from redpoll_client import grants, mint_grant

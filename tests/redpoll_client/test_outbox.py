@@ -13,12 +13,12 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 
-from answering import Answering, reply
-from lengths import amount
-from outbox_run import Site, run_outbox
-from postgres import program
+from helpers.answering import Answering, reply
+from helpers.lengths import amount
+from helpers.outbox_run import Site, run_outbox
+from helpers.postgres import program
+from helpers.wire import eventually
 from redpoll_client import Publisher
-from wire import eventually
 
 from .conftest import url_of
 

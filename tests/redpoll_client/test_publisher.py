@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-import certs
-from answering import CUT, HALF, SILENCE, Answering, Trickle, reply
+from helpers import certs
+from helpers.answering import CUT, HALF, SILENCE, Answering, Trickle, reply
+from helpers.wire import Socket, eventually
 from redpoll_client import (
     BadRequest,
     Forbidden,
@@ -27,7 +28,6 @@ from redpoll_client import (
     sign_channel,
 )
 from redpoll_client.encryption import channel_key, decrypt
-from wire import Socket, eventually
 
 from .conftest import url_of
 

@@ -5,9 +5,9 @@ import secrets
 
 import pytest
 
-from answering import Answering, reply
+from helpers.answering import Answering, reply
+from helpers.wire import Socket
 from redpoll_client import AsyncPublisher, BadRequest, Gone, Publisher, Unavailable, mint_grant
-from wire import Socket
 
 from .conftest import url_of
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from answering import CUT, Answering, reply
+from helpers.answering import CUT, Answering, reply
 from redpoll_client import AsyncPublisher, Publisher, RateLimited, Unconfirmed
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import WSCloseCode, web
 
-from proxy import Proxy
+from helpers.proxy import Proxy
 from redpoll_client import (
     AsyncPublisher,
     ConnectionRefused,

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from receiver import Receiver
+from helpers.receiver import Receiver
+from helpers.walk import command
+from helpers.wire import Socket
 from redpoll_client import InvalidWebhook, Publisher, verify_webhook
 from redpoll_client.signatures import hex_hmac
-from walk import command
-from wire import Socket
 
 from .conftest import url_of
 

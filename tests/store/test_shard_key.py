@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-import old_store
+from helpers import old_store
 from redpoll.store import copying
 from redpoll.store.schema import meta
 from redpoll.store.shard_key import shard_key

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from helpers.wire import Api
 from redpoll.testing import FakeServer
-from wire import Api
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
+from clients.node import Node
 from matrix.world import APPS, KEEPS, MASTER_KEY, App, World, website
-from node import Node
 from redpoll.protocol.apps import Key, parse_setting
 from redpoll.testing import FakeServer
 

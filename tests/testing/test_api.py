@@ -3,10 +3,10 @@ import json
 import aiohttp
 import pytest
 
+from helpers.wire import Api, Socket, channel_auth, signed_path
 from redpoll.control.api.routes import routes_of
 from redpoll.testing import FakeServer
 from redpoll.testing.api import Api as FakeApi
-from wire import Api, Socket, channel_auth, signed_path
 
 
 class _Unserved:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from clients.node import Node, auth_endpoint, local_signer
 from clients.test_browser_module import opened_page
-from lengths import is_long
-from node import Node, auth_endpoint, local_signer
+from helpers.lengths import is_long
 from redpoll.testing import FakeServer
 from testing import fake_rows
 
@@ -25,8 +25,8 @@ CLIENTS = Path(__file__).parents[1] / "clients"
 
 
 class Target(FakeServer):
-    """With what tests/server.py has besides. Tests that want clients of several workers take the fake's connections in
-    turn for those of two."""
+    """With what tests/helpers/server.py has besides. Tests that want clients of several workers take the fake's
+    connections in turn for those of two."""
 
     workers = 2
 

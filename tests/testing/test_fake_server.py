@@ -6,8 +6,8 @@ import time
 import pusher
 import pytest
 
+from helpers.wire import Socket
 from redpoll.testing import FakeServer
-from wire import Socket
 
 
 def publisher(server: FakeServer) -> pusher.Pusher:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from helpers.wire import Api, Socket, digest
 from redpoll.testing import FakeServer
-from wire import Api, Socket, digest
 
 COUNT = "pusher_internal:subscription_count"
 WATCH = "pusher_internal:watchlist_events"

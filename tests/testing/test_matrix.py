@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from lengths import amount
+from helpers.lengths import amount
 from matrix.features import ROWS, Cell, Row
 from matrix.libraries import COLUMNS, Column
 from testing.fake_rows import ROWS_WITHOUT

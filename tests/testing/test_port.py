@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from wire import signed_path
+from helpers.wire import signed_path
 
 BODY = b'{"name":"n","channel":"c","data":"d"}'
 

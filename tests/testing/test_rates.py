@@ -2,8 +2,8 @@
 
 import json
 
+from helpers.wire import Api, Socket
 from redpoll.testing import FakeServer
-from wire import Api, Socket
 
 
 def delta(text: object) -> str:

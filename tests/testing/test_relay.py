@@ -1,7 +1,7 @@
 import random
 
+from helpers.wire import BINARY, TEXT, frame
 from redpoll.testing.relay import take_frames
-from wire import BINARY, TEXT, frame
 
 
 def test_frames_are_taken_whole_however_the_bytes_come():

@@ -2,7 +2,7 @@
 
 import json
 
-from wire import Api, Socket
+from helpers.wire import Api, Socket
 
 REFUSED = "pusher:subscription_error"
 PATH = "/channels/presence-a/unsubscribe"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pusher
 import pytest
 
+from helpers.wire import Api, Socket, UpgradeRefused
 from redpoll.testing import Server
-from wire import Api, Socket, UpgradeRefused
 
 
 @pytest.fixture(scope="module")

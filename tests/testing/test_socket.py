@@ -2,10 +2,10 @@ import itertools
 
 import pytest
 
+from helpers.wire import BINARY, PING, PONG, TEXT, Socket, frame
 from redpoll import _http as compiled
 from redpoll.testing import FakeServer
 from redpoll.testing.socket import upgrade_fault
-from wire import BINARY, PING, PONG, TEXT, Socket, frame
 
 
 async def test_silence_is_pinged_then_closed(server):

@@ -2,7 +2,7 @@
 
 import json
 
-from wire import Api, Socket, digest
+from helpers.wire import Api, Socket, digest
 
 
 async def test_a_users_own_channel_is_not_among_the_occupied_ones(server):

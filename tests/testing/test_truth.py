@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from lengths import amount, seeds
+from helpers.lengths import amount, seeds
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.protocol.limits import Limits
 from redpoll.testing import FakeServer
-from server import Server
 from testing.twins import Side, Twins
-from wire import Api, Socket, eventually
 
 LENGTH = amount(100, 1000)
 

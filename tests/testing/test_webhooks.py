@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pusher
 import pytest
 
+from helpers.wire import Socket, digest
 from redpoll.testing import FakeServer
-from wire import Socket, digest
 
 
 async def test_changes_are_recorded_as_the_server_sends_them(server):

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from helpers.wire import Api, Socket, Target, digest
 from redpoll.testing import FakeServer
-from wire import Api, Socket, Target, digest
 
 CHANNELS = ("news", "private-a", "presence-a", "presence-b", "cache-a", "private-cache-a", "kept-a", "kept-b")
 USERS = ("1", "2", "3")

@@ -13,8 +13,8 @@ import pytest
 import redis.asyncio
 import websockets
 
-from bus_publishing import publish_all
-from fallback_wire import FallbackSocket
+from helpers.bus_publishing import publish_all
+from helpers.fallback_wire import FallbackSocket
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.timings import Timings

@@ -7,13 +7,13 @@ import aiohttp
 import pytest
 import websockets
 
-from bus_publishing import publish_all
+from helpers.bus_publishing import publish_all
+from helpers.server import Server
+from helpers.wire import Api, Socket
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.cluster.redis.keys import Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
-from server import Server
-from wire import Api, Socket
 
 
 async def keys_of_workers(client) -> list[bytes]:

@@ -8,15 +8,15 @@ import random
 
 import pytest
 
-from bus_publishing import Outgoing, publish_all
-from proxy import Proxy
+from helpers.bus_publishing import Outgoing, publish_all
+from helpers.proxy import Proxy
+from helpers.sentinel import redis_pair
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.history import MAX_DELIVERED, History, HistoryPosition
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.link import Link
 from redpoll.protocol.apps import HistoryRule
-from sentinel import redis_pair
 
 NEWS = "news"
 

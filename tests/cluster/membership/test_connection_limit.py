@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.sums import counted
 from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.membership.reaper import Reaper
-from sums import counted
 
 
 @pytest.fixture

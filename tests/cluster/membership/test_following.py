@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from links import note_holds
+from cluster.links import note_holds
 
 
 async def test_setting_that_all_channels_follow_takes_one_slice_in_each_pass(start_worker, wait_until, make_app):

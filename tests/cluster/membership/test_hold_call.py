@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from announced import announced_count
+from cluster.announced import announced_count
+from helpers.unkeyed import shard
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.membership import hold_call
 from redpoll.cluster.membership.hold_call import (
@@ -21,7 +22,6 @@ from redpoll.cluster.membership.hold_call import (
 )
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import HOLD, REGISTER
-from unkeyed import shard
 
 W = "0123456789ab.1.0"
 ALL_HOOKS = Hook.OCCUPANCY + Hook.MEMBERS + Hook.CLIENT_EVENTS + Hook.CACHE_MISSES + Hook.COUNTS

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from bus_publishing import Outgoing, publish_all
+from helpers.bus_publishing import Outgoing, publish_all
+from helpers.unkeyed import shard
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
-from unkeyed import shard
 
 RULE = HistoryRule(id="0a0b0c", name="", prefix=True, keep=10, seconds=3_600)
 

@@ -4,9 +4,9 @@ import hashlib
 
 from structlog.testing import capture_logs
 
+from helpers.unkeyed import shard
 from redpoll.cluster.membership.places import with_place
 from redpoll.cluster.redis.scripts import RESERVE, Script
-from unkeyed import shard
 
 
 async def outcome(socket, wait_until) -> str:

@@ -5,6 +5,7 @@ import random
 import hiredis
 import pytest
 
+from helpers.unkeyed import shard
 from redpoll.cluster.membership.hold_call import (
     CHANNEL,
     Flag,
@@ -17,7 +18,6 @@ from redpoll.cluster.membership.hold_call import (
 )
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
-from unkeyed import shard
 
 WORKERS = ("0123456789ab.1.0", "0123456789ab.2.0", "0123456789ab.3.0")
 

@@ -5,14 +5,14 @@ from msgspec import structs
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from known_nodes import known
+from helpers.known_nodes import known
+from helpers.unkeyed import shard
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Beats, Reaper
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.redis.scripts import BURY, HOLD
-from unkeyed import shard
 
 RUN = "0123456789ab"
 ROOM = "presence-room"

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from bus_publishing import Outgoing, publish_all
+from helpers.bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from bus_publishing import Outgoing, publish_all
-from links import note_holds
+from cluster.links import note_holds
+from helpers.bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.join import JoinState
 from redpoll.cluster.questions import CloseSocket, publication

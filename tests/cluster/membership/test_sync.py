@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from links import note_holds
+from cluster.links import note_holds
+from helpers.unkeyed import shard
 from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.membership.hold_call import Flag
 from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.redis.keys import cap_of_shard
 from redpoll.cluster.redis.scripts import HOLD
 from redpoll.protocol.apps import HistoryRule
-from unkeyed import shard
 
 
 @pytest.mark.parametrize(("kind", "flag", "bound"), [("presence", Flag.ROSTER, 32), ("cache", Flag.CACHED, 64)])

@@ -7,8 +7,10 @@ from functools import partial
 import hiredis
 import pytest
 
-from bus_publishing import Outgoing, call_of
-from proxy import Proxy
+from helpers.bus_publishing import Outgoing, call_of
+from helpers.proxy import Proxy
+from helpers.sentinel import redis_cluster
+from helpers.unkeyed import shard
 from redpoll import _frame
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.redis.cluster_link import ClusterLink, open_link
@@ -16,8 +18,6 @@ from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import REGISTER
 from redpoll.protocol.apps import App
-from sentinel import redis_cluster
-from unkeyed import shard
 
 APP = "7"
 

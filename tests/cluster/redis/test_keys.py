@@ -4,10 +4,10 @@ from zlib import crc32
 
 import pytest
 
-from announced import announced_count
+from cluster.announced import announced_count
+from helpers.unkeyed import shard
 from redpoll.cluster.redis import keys as keys_module
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, TAGS, Keys, cap_of_shard, share_of_limit
-from unkeyed import shard
 
 
 def crc16(data: bytes) -> int:

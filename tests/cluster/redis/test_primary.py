@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from redis.exceptions import ResponseError
 
-from bus_publishing import Outgoing, call_of
+from helpers.bus_publishing import Outgoing, call_of
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link

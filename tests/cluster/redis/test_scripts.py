@@ -5,7 +5,8 @@ import time
 import hiredis
 import pytest
 
-from announced import announced_count
+from cluster.announced import announced_count
+from helpers.unkeyed import shard
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_count, parse_removed
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.publish_call import encode
@@ -28,7 +29,6 @@ from redpoll.cluster.redis.scripts import (
     REGISTER,
     SPEND,
 )
-from unkeyed import shard
 
 A, C = "7", "presence-room"
 W, V = "0123456789ab.1.0", "0123456789ab.2.0"

@@ -6,10 +6,10 @@ import signal
 import pytest
 from redis.exceptions import ResponseError
 
+from helpers.sentinel import sentinel_service
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config.redis_url import RedisUrl
-from sentinel import sentinel_service
 
 
 @pytest.fixture(scope="module")

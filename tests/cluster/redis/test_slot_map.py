@@ -2,10 +2,10 @@
 
 import pytest
 
+from helpers.sentinel import redis_cluster
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.redis.slot_map import SlotMap
 from redpoll.config.redis_url import RedisUrl
-from sentinel import redis_cluster
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import itertools
 import pytest
 from redis.asyncio import Redis
 
+from helpers.unkeyed import shard
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.control.api.occupancy import Occupancy, TooManyChannels
-from unkeyed import shard
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lengths import amount
+from helpers.lengths import amount
+from helpers.server import Server
 from redpoll.protocol.errors import HTTP_STATUS
-from server import Server
 
 # `method_not_allowed` belongs to no route of its own, and only the dashboard uses `forbidden`.
 ELSEWHERE = {"method_not_allowed", "forbidden"}
@@ -88,7 +88,7 @@ def server():
 )
 def test_answers_match_the_document(server, shows_its_key, mode, examples):
     """Valid and invalid bodies and parameters. Generated signatures are wrong, so those calls get 401."""
-    from generated_calls import compare
+    from control.generated_calls import compare
 
     def change(parameters: dict[str, object]) -> None:
         if "app_id" in parameters and shows_its_key:

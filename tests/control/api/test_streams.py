@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from granting import mint
+from helpers.granting import mint
 from redpoll.http.messages import AUTHENTICATED, STREAM
 from redpoll.protocol.apps import HistoryRule
 from redpoll.protocol.grants import of_user

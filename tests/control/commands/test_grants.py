@@ -2,7 +2,7 @@
 
 import pytest
 
-from granting import mint
+from helpers.granting import mint
 from redpoll.config.settings import Settings
 from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context

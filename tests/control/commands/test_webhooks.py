@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from certs import authority, issued
-from receiver import Receiver, status
+from control.webhooks.transitions import APP, NOW_S, Box, transition
+from helpers.certs import authority, issued
+from helpers.receiver import Receiver, status
 from redpoll.config.settings import Settings
 from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context
 from redpoll.ipc.command_socket import CommandError
-from transitions import APP, NOW_S, Box, transition
 
 
 class Operator:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from receiver import Receiver, status
+from helpers.receiver import Receiver, status
 from redpoll.store import deliveries as rows
 
 SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",), "webhook_retry_after_s": (300.0,)}

@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from ports import reserved_ports
+from helpers.ports import reserved_ports
 from redpoll.control.accounts.identity import Identity
 from redpoll.control.accounts.sign_on import SignOn, SignOnError
 

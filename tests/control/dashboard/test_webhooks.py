@@ -2,7 +2,7 @@
 
 import pytest
 
-from receiver import Receiver, status
+from helpers.receiver import Receiver, status
 
 SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",)}
 GOOD = {"url": "http://127.0.0.1:9/hook", "event": ["all"], "format": "service"}

@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from certs import authority, issued, self_signed
+from helpers.certs import authority, issued, self_signed
 from redpoll.config import certificate_files
 from redpoll.config.certificate import PairError, write_private
 from redpoll.config.settings import Settings

@@ -10,11 +10,11 @@ import urllib.request
 
 import pytest
 
-from lengths import amount
+from helpers.lengths import amount
+from helpers.server import Server
+from helpers.wire import Socket, end_all
 from redpoll.control.http.router import Access
 from redpoll.protocol.tokens import MANAGE, SCOPES
-from server import Server
-from wire import Socket, end_all
 
 # Calls of each operation and kind of input.
 EXAMPLES = amount(1, 200)
@@ -160,7 +160,7 @@ def _something(manage):
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_answers_match_the_document(server, manage, mode):
     """Valid and invalid bodies and parameters, for an app that exists, with a right token."""
-    from generated_calls import compare
+    from control.generated_calls import compare
 
     def existing():
         parameters = _something(manage)

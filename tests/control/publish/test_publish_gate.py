@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from known_nodes import known
+from helpers.known_nodes import known
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.nodes import Node, NodesView
 from redpoll.cluster.redis.keys import Keys

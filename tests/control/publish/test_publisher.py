@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from bus_publishing import Outgoing, call_of
+from helpers.bus_publishing import Outgoing, call_of
+from helpers.unkeyed import shard
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.publish.publisher import Publisher
 from redpoll.protocol.apps import App
-from unkeyed import shard
 
 APP = App(id="1", name="one", keys=())
 

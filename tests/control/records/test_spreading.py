@@ -5,15 +5,15 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from leading import command
+from helpers.leading import command
+from helpers.server import Server
+from helpers.wire import Socket
 from redpoll.cluster.directory import Directory, DirectoryChanged, DirectoryWriter
 from redpoll.cluster.questions import KnowDirectory
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Answerers, Survey
 from redpoll.control.records.spreading import Spreading
-from server import Server
-from wire import Socket
 
 W = "abcdefabcdef.0.0"
 KEYS = Keys()

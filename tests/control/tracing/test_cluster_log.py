@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from known_nodes import known
+from helpers.known_nodes import known
 from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link

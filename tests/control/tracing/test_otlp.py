@@ -12,14 +12,14 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from receiver import Receiver
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Socket, eventually, signed_path
 from redpoll.config.settings import Settings
 from redpoll.control.tracing import otlp
 from redpoll.control.tracing.otlp import OtlpSender, open_sender
 from redpoll.control.tracing.spans import Kind, SpanData
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
-from wire import Socket, eventually, signed_path
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

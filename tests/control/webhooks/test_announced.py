@@ -2,11 +2,11 @@
 
 import pytest
 
+from control.webhooks.transitions import APP, NOW_S, Box, transition
 from redpoll.cluster.outbox import Subject
 from redpoll.control.webhooks.announced import Announced
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
-from transitions import APP, NOW_S, Box, transition
 
 ROOM = Subject(APP, "room", None)
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 from pusher import Pusher
 
-from receiver import OK, Receiver, hang, status
+from control.webhooks.scheduled import RETRIES, World
+from control.webhooks.transitions import APP
+from helpers.receiver import OK, Receiver, hang, status
 from redpoll.control.webhooks.payloads import batch_id
 from redpoll.store import deliveries as delivery_rows
-from scheduled import RETRIES, World
-from transitions import APP
 
 BROKEN = status(500, "Internal Server Error")
 SECOND = 1.0

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 
-from receiver import Receiver
+from helpers.receiver import Receiver
 from redpoll.control.webhooks.client import Client
 from redpoll.control.webhooks.sender import Sender, Target
 

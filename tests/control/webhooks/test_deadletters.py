@@ -2,13 +2,13 @@
 
 import pytest
 
+from control.webhooks.transitions import APP, NOW_S
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Result
 from redpoll.store.webhooks import Endpoint
-from transitions import APP, NOW_S
 
 
 class Known:

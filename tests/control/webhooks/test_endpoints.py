@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from certs import authority, issued
-from receiver import Receiver
+from control.webhooks.transitions import APP, NOW_S, OTHER
+from helpers.certs import authority, issued
+from helpers.receiver import Receiver
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints
 from redpoll.control.webhooks.sender import Sender
 from redpoll.control.webhooks.wanted import wants
 from redpoll.store import deliveries as delivery_rows
-from transitions import APP, NOW_S, OTHER
 
 URL = "https://example.com/hook"
 

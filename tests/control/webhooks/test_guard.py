@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from receiver import Receiver, status
+from helpers.receiver import Receiver, status
 from redpoll.control.webhooks.guard import AddressRefused, Guard, is_own, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
@@ -307,7 +307,7 @@ OWN_ADDRESSES = """
     import asyncio, json, subprocess, sys
     sys.path.insert(0, TESTS)
     import uvloop
-    from receiver import Receiver
+    from helpers.receiver import Receiver
     from redpoll.control.webhooks.sender import Sender, Target
 
     PUBLIC = {"93.184.215.14": "93.184.215.14", "2606:2800::1": "[2606:2800::1]"}
@@ -414,7 +414,7 @@ NAME_SERVER = """
     import asyncio, json, socket, struct, sys, threading
     sys.path.insert(0, TESTS)
     import uvloop
-    from receiver import Receiver, status
+    from helpers.receiver import Receiver, status
     from redpoll.control.webhooks.sender import Sender, Target
 
     # First the receiver's address, then always this machine's, as an attacker's server would answer with a TTL of 0.

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
 
+from control.webhooks.transitions import APP, NOW_S, OTHER, Box, transition
 from redpoll.cluster.outbox import Subject
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.webhooks.announced import Announced
@@ -19,7 +20,6 @@ from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.leadership import NotLeader
 from redpoll.store.store import raise_version, versions
 from redpoll.store.webhooks import Endpoint
-from transitions import APP, NOW_S, OTHER, Box, transition
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from certs import self_signed
+from helpers.certs import self_signed
 from redpoll.control.webhooks.pin import (
     MATCHES_NONE,
     CertificateChanged,

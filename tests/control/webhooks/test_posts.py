@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from receiver import status
+from control.webhooks.transitions import APP, NOW_S
+from helpers.receiver import status
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.payloads import batch_id
 from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.sender import Sender
 from redpoll.store.deliveries import Waiting
 from redpoll.store.webhooks import Endpoint
-from transitions import APP, NOW_S
 
 TRACES = ("0af7651916cd43dd8448eb211c80319c", "1bf7651916cd43dd8448eb211c80319d")
 

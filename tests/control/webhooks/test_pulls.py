@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from control.webhooks.transitions import APP, OTHER, Box, transition
 from redpoll.config.settings import Settings
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.pulls import MAX_LIMIT
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.store.store import Store
-from transitions import APP, OTHER, Box, transition
 
 
 async def waiting(webhooks, count, app_id=APP):

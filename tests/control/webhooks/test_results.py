@@ -5,12 +5,12 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 
+from control.webhooks.transitions import APP
 from redpoll.control.webhooks.results import Results
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Result
 from redpoll.store.webhooks import Endpoint
-from transitions import APP
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from receiver import OK, Receiver, hang, status
+from control.webhooks.scheduled import RETRIES, World
+from control.webhooks.transitions import NOW_S
+from helpers.receiver import OK, Receiver, hang, status
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.store import deliveries as delivery_rows
-from scheduled import RETRIES, World
-from transitions import NOW_S
 
 BROKEN = status(500, "Internal Server Error")
 

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from certs import authority, issued, self_signed
-from ports import reserved_ports
-from receiver import OK, Receiver, hang, reset, status
+from helpers.certs import authority, issued, self_signed
+from helpers.ports import reserved_ports
+from helpers.receiver import OK, Receiver, hang, reset, status
 from redpoll.control.webhooks.client import Client
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target

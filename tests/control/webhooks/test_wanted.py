@@ -2,10 +2,10 @@
 
 import pytest
 
+from control.webhooks.transitions import APP
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.wanted import check_wanted, hooks_of, wants, wants_client_event
 from redpoll.store.webhooks import Endpoint
-from transitions import APP
 
 URL = "https://example.com/hook"
 

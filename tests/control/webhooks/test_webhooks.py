@@ -10,13 +10,13 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from receiver import OK, Receiver, hang, status
+from control.webhooks.transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
+from helpers.receiver import OK, Receiver, hang, status
 from redpoll.cluster.redis.keys import Keys
 from redpoll.control.observe.metrics import FAMILIES
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks import webhooks as module
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
-from transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
 
 BROKEN = status(500, "Internal Server Error")
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fallback_wire import PRELUDE, FallbackClosed, FallbackSocket, ask
+from helpers.fallback_wire import PRELUDE, FallbackClosed, FallbackSocket, ask
 from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
 
 KINDS = ("xhr_streaming", "xhr")

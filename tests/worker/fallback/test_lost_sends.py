@@ -4,7 +4,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from fallback_wire import FallbackClosed, ask, head_of, read_head
+from helpers.fallback_wire import FallbackClosed, ask, head_of, read_head
 from redpoll.cluster.mailbox import Mailbox
 from redpoll.worker.fallback.claims import SessionName
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fallback_wire import FallbackClosed, FallbackSocket, ask
+from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
 
 KEY = "278d425bdf160c739803"
 

@@ -4,7 +4,7 @@ import json
 import pytest
 import websockets
 
-from fallback_wire import FallbackClosed, FallbackSocket, ask
+from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
 from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
 
 KEY = "278d425bdf160c739803"

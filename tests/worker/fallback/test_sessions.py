@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fallback_wire import FallbackClosed, FallbackSocket, ask
+from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
 from redpoll.worker.fallback.claims import RENEW_S
 from redpoll.worker.fallback.sessions import _due
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import structlog
 
-from links import deafen, hear
+from cluster.links import deafen, hear
 
 
 @pytest.fixture

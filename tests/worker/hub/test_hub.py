@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import websockets
 
-from bus_publishing import publish_all
-from links import deafen, hear, note_holds
+from cluster.links import deafen, hear, note_holds
+from helpers.bus_publishing import publish_all
 from redpoll.cluster.membership.join_queue import MAX_IN_TURN
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys

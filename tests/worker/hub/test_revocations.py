@@ -3,7 +3,7 @@
 import json
 import time
 
-from granting import mint
+from helpers.granting import mint
 from redpoll.cluster.questions import RevokeGrants, Unsubscribe
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link

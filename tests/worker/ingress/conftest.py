@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from messages import unpack_request
+from helpers.messages import unpack_request
 from redpoll._http import pack_answer
 from redpoll.http.messages import (
     AUTHENTICATED,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import websockets
 
-from bus_publishing import publish_all
+from helpers.bus_publishing import publish_all
 
 
 async def test_a_ping_of_the_protocol_is_answered(bench):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from library_requests import LIBRARY_REQUESTS
-from messages import unpack_request
+from helpers.library_requests import LIBRARY_REQUESTS
+from helpers.messages import unpack_request
 from redpoll._http import pack_simple
 from redpoll.config.proxies import NO_PROXIES
 from redpoll.http import reader

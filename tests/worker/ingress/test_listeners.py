@@ -13,12 +13,12 @@ import ssl
 import pytest
 from structlog.testing import capture_logs
 
-from edge import Edge, first_frame, until_end, upgrade
 from redpoll._sockets import Poller
 from redpoll.http.messages import SECURE
 from redpoll.worker.ingress import gate as gate_module
 from redpoll.worker.ingress import listeners
 from redpoll.worker.ingress.client_connection import ProxiedPeer
+from worker.ingress.edge import Edge, first_frame, until_end, upgrade
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"

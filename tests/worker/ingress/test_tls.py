@@ -17,11 +17,11 @@ import pytest
 import websockets
 from structlog.testing import capture_logs
 
-from bus_publishing import publish_all
-from certs import authority, issued, ocsp_response, self_signed
-from edge import Edge, first_frame, upgrade
+from helpers.bus_publishing import publish_all
+from helpers.certs import authority, issued, ocsp_response, self_signed
 from redpoll import _openssl
 from redpoll.worker.ingress.tls import CertificateError, Certificates, give_memory_back
+from worker.ingress.edge import Edge, first_frame, upgrade
 
 KEY = "278d425bdf160c739803"
 PATH = f"/app/{KEY}?protocol=7"

@@ -15,8 +15,8 @@ import socket
 import pytest
 import websockets
 
-from bus_publishing import publish_all
-from lengths import seeds
+from helpers.bus_publishing import publish_all
+from helpers.lengths import seeds
 
 CHANNEL = "chat-a"
 SEEDS = seeds(6)

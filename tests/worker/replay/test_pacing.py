@@ -7,7 +7,7 @@ import socket
 import msgspec
 import websockets
 
-from bus_publishing import publish_all
+from helpers.bus_publishing import publish_all
 from redpoll.protocol.apps import HistoryRule
 
 JOIN = {"max_rate": 5, "join": "delta", "by": "id"}

@@ -7,7 +7,7 @@ from redpoll.cluster.envelopes import event_tail
 from redpoll.cluster.history import Page, Row
 from redpoll.protocol.joining import Pace
 from redpoll.worker.replay.page_frames import PageFrames
-from replay_pages import Sink, page_of
+from worker.replay.replay_pages import Sink, page_of
 
 
 def test_a_page_says_whether_something_is_missing_before_it():

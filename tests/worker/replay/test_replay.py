@@ -11,7 +11,7 @@ from redpoll.cluster.membership.local_channel import LocalChannel
 from redpoll.protocol.joining import Pace
 from redpoll.worker.replay.page_frames import PageFrames
 from redpoll.worker.replay.replay import MAX_OFFSET, Answer, HistoryReaders, Kind, Replay, State
-from replay_pages import Sink
+from worker.replay.replay_pages import Sink
 
 
 def replay_of(readers: HistoryReaders, sid: tuple[int, int] = (1, 2)) -> Replay:

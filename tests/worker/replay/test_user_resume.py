@@ -6,7 +6,7 @@ import json
 import pytest
 import redis as redis_py
 
-from proxy import Proxy
+from helpers.proxy import Proxy
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
 from redpoll.worker.replay.user_resume import ResumeTimings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pulled_server import occupying
-from wire import Api
+from helpers.pulled_server import occupying
+from helpers.wire import Api
 
 
 @pytest.fixture

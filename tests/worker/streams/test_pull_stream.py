@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from pulled_server import acknowledge, delivery_stream, occupying, pull, pulled_server
-from reading import EVENTS
+from helpers.pulled_server import acknowledge, delivery_stream, occupying, pull, pulled_server
+from helpers.reading import EVENTS
+from helpers.wire import Api, signed_path
 from redpoll.http.messages import FIELDS, HTTP_1_0, PULL_LIMIT, PullTerms
 from redpoll.http.reader import ParsedRequest
 from redpoll.loop.writable import WRITABLE_BELOW_BYTES
 from redpoll.worker.streams.pull_stream import PullStream
 from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, Pulls, PullState
-from wire import Api, signed_path
 
 # -- in a whole server -------------------------------------------------------------------------------------------
 

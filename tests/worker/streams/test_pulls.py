@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from pulled_server import acknowledge, pull, pulled_server
+from helpers.pulled_server import acknowledge, pull, pulled_server
+from helpers.wire import signed_path
 from redpoll.http.reader import ParsedRequest
 from redpoll.worker.streams.pulls import MAX_PULLS_OF_APP, LongPull, Pulls
-from wire import signed_path
 
 
 @pytest.fixture(scope="module")

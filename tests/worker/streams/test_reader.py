@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from granting import mint
-from leading import command
-from reading import EVENTS, Reading, Stream, keep, read_token
-from server import Server
-from wire import Api, connect_patiently
+from helpers.granting import mint
+from helpers.leading import command
+from helpers.reading import EVENTS, Reading, Stream, keep, read_token
+from helpers.server import Server
+from helpers.wire import Api, connect_patiently
 
 REVOKED = "access was revoked"
 CHANNELS = iter(f"kept-{n}" for n in range(10_000))

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from reading import EVENTS, Reading, keep, read_token
+from helpers.reading import EVENTS, Reading, keep, read_token
+from helpers.server import Server
+from helpers.wire import Api
 from redpoll._fanout import Flusher
 from redpoll.cli import main
 from redpoll.cluster.lifecycle import Life, Lifecycle
@@ -16,8 +18,6 @@ from redpoll.protocol.streams import Live
 from redpoll.worker.streams import streams as module
 from redpoll.worker.streams.formats import STREAM_S
 from redpoll.worker.streams.streams import POLL_S, Streams
-from server import Server
-from wire import Api
 
 # -- in a whole server -------------------------------------------------------------------------------------------
 

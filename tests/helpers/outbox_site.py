@@ -70,7 +70,7 @@ def write(count: int, seed: int, rate: float) -> None:
 
 
 def main() -> None:
-    os.environ["DJANGO_SETTINGS_MODULE"] = "outbox_site"
+    os.environ["DJANGO_SETTINGS_MODULE"] = "helpers.outbox_site"
     import django
     from django.core.management import call_command
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from server import Server
-from wire import Socket, signed_path
+from helpers.server import Server
+from helpers.wire import Socket, signed_path
 
 
 async def publish_number(server: Server, session: aiohttp.ClientSession, channel: str, number: int) -> bool:

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from server import Server
-from wire import channel_auth
+from helpers.server import Server
+from helpers.wire import channel_auth
 
-HERE = Path(__file__).parent / "clients"
+HERE = Path(__file__).parent
 News = dict[str, Any]
 
 

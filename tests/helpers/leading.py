@@ -7,9 +7,9 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from helpers.server import Server
 from redpoll.cli import main
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
 
 
 def command(server: Server, *words: str) -> Any:

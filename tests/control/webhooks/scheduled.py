@@ -4,11 +4,11 @@ import asyncio
 import json
 import time
 
+from control.webhooks.transitions import APP
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.schedule import Schedule
 from redpoll.control.webhooks.sender import Sender
 from redpoll.store import deliveries as delivery_rows
-from transitions import APP
 
 RETRIES = (10.0, 60.0, 300.0)
 

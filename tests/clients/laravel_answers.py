@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
-from wire import Target
+from helpers.wire import Target
 
 __all__ = ["answer_events", "php_json", "request"]
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-CLIENTS = Path(__file__).parent / "clients"
+CLIENTS = Path(__file__).parent
 NODE = shutil.which("node") or "node"
 
 _READER = """

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from outbox_site import CHANNELS
+from helpers.outbox_site import CHANNELS
 from redpoll_client import Subscriber
 from redpoll_client.channel import Channel
 
-SITE = [sys.executable, "-m", "outbox_site"]
+SITE = [sys.executable, "-m", "helpers.outbox_site"]
 WITHIN_S = 240
 
 

@@ -19,8 +19,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from server import Server
-from wire import Api
+from helpers.server import Server
+from helpers.wire import Api
 
 __all__ = ["adapter"]
 

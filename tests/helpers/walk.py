@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from click.testing import CliRunner
 
-from receiver import Receiver
+from helpers.receiver import Receiver
+from helpers.server import Server
+from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
-from server import Server
-from wire import Api, Socket, eventually
 
 # For a server that sends webhooks to a receiver of these tests, without a debounce.
 WEBHOOKS = {"webhook_allow_http": 1, "webhook_allow_addresses": "127.0.0.0/8", "webhook_debounce_s": 0}

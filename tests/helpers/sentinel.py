@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from ports import reserved_ports
+from helpers.ports import reserved_ports
 from redpoll.host import embedded
 
 STARTED_WITHIN_S = 60.0

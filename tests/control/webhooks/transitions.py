@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 
-from receiver import Request
+from helpers.receiver import Request
 from redpoll.cluster.outbox import Taken
 from redpoll.cluster.transition import Transition
 

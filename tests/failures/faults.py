@@ -25,15 +25,15 @@ from typing import Any, Self
 
 import aiohttp
 
-from ports import reserved_ports
-from postgres import PostgresServer
-from proxy import Proxy
-from receiver import Receiver
+from helpers.ports import reserved_ports
+from helpers.postgres import PostgresServer
+from helpers.proxy import Proxy
+from helpers.receiver import Receiver
+from helpers.sentinel import RedisPair, redis_pair
+from helpers.server import APP_ID, Server, processes
+from helpers.walk import WEBHOOKS, command
+from helpers.wire import Api, Socket, signed_path
 from redpoll.ipc.command_socket import ask, socket_path
-from sentinel import RedisPair, redis_pair
-from server import APP_ID, Server, processes
-from walk import WEBHOOKS, command
-from wire import Api, Socket, signed_path
 
 CHANNEL, ROOM = "everywhere", "presence-everywhere"
 NAMES = ("one", "two", "three")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.server import Server
+from helpers.wire import Api, eventually
 from redpoll.ipc.command_socket import ask, socket_path
-from server import Server
-from wire import Api, eventually
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "deploy" / "docs"
 NODE_MODULES = ROOT / "tests" / "clients" / "node_modules"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)

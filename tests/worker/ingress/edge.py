@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from certs import self_signed
+from helpers.certs import self_signed
 from redpoll.config import certificate_files
 from redpoll.config.certificate import write_private
 from redpoll.config.settings import Settings

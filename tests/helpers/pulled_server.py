@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, contextmanager
 import aiohttp
 from click.testing import CliRunner
 
-from reading import EVENTS, Stream, read_token
+from helpers.reading import EVENTS, Stream, read_token
+from helpers.server import Server
+from helpers.wire import Socket
 from redpoll.cli import main
-from server import Server
-from wire import Socket
 
 _channels = itertools.count()
 

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from server import Server
-from wire import Frame, Socket, UpgradeRefused, connect_patiently, signed_path
+from helpers.server import Server
+from helpers.wire import Frame, Socket, UpgradeRefused, connect_patiently, signed_path
 
 ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
 SUCCEEDED = "pusher_internal:subscription_succeeded"

@@ -40,7 +40,7 @@ STOPPED_WITHIN_S = 60.0
 _READY_LINE = re.compile(r"^ready public=(\S+) control=(\S+)(?: tls=(\S+))?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 # Hides packages that only the development extra brings, so a server starts as in an installation.
-_HIDDEN = Path(__file__).parent / "hidden"
+_HIDDEN = Path(__file__).parents[1] / "hidden"
 
 
 class ServerFailed(AssertionError):

@@ -1,6 +1,6 @@
 """A back end that pulls webhooks, as a process that may be killed: writes what it got and what the server confirmed.
 
-    python tests/pulling.py poll|stream PORT APP KEY SECRET FILE
+    python tests/failures/pulling.py poll|stream PORT APP KEY SECRET FILE
 
 It asks repeatedly, or reads a stream of events. FILE gets a line `got ID CHANNEL` before a delivery is acknowledged,
 and `done ID` once that is confirmed.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from wire import Api, signed_path
+from helpers.wire import Api, signed_path
 
 _POLL = {"wait": "10", "limit": "50"}
 

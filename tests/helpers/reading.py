@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from click.testing import CliRunner
 
+from helpers.server import Server
 from redpoll.cli import main
-from server import Server
 
 EVENTS = {"Accept": "text/event-stream"}
 
