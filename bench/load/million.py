@@ -46,12 +46,11 @@ from typing import Any
 
 import aiohttp
 import msgspec
-
-# load.py has put the folder of the tests on the path.
-import server as server_module
 import uvloop
 from rich.console import Console
 
+# load.py has put the folder of the tests on the path.
+import helpers.server
 from bench.arguments import parser_of
 from bench.driver import Address, client_environment, compiled, tls_settings
 from bench.load import swarm
@@ -567,8 +566,8 @@ def main() -> None:
     # While the event loop runs it has handlers of its own.
     signal.signal(signal.SIGTERM, end_on_signal)
     # 50 workers on two cores take their time.
-    server_module.READY_WITHIN_S = 30.0 + 4 * options.workers
-    server_module.STOPPED_WITHIN_S = 20.0 + 2 * options.workers
+    helpers.server.READY_WITHIN_S = 30.0 + 4 * options.workers
+    helpers.server.STOPPED_WITHIN_S = 20.0 + 2 * options.workers
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with tempfile.TemporaryDirectory(prefix="rpcrowd") as folder, tls_settings(options.tls) as settings:
         program = compiled("crowd.c", Path(folder) / "crowd", "-lm", tls=options.tls)

@@ -21,6 +21,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from bench.report import save
 from redpoll import _engine, _http, _memory
 from redpoll._fanout import Audience, Flusher
 from redpoll._sockets import Listener, Poller
-from redpoll.worker.ingress.tls import Certificate
+from redpoll.worker.ingress.tls import Certificates
 
 HEAD = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -90,7 +91,10 @@ class Connection(_engine.WebSocket):
 
 def accept_tls(listening: socket.socket, poller: Poller, pair: tuple[str, str], make: Callable[[], Connection]) -> None:
     """Accept as worker/ingress/listeners.py does."""
-    certificate = Certificate(*pair)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(Path(pair[1]).read_bytes() + Path(pair[0]).read_bytes())
+        file.flush()
+        certificate = Certificates(file.name)
     listening.setblocking(False)
 
     def accept() -> None:
