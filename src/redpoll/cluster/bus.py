@@ -23,7 +23,7 @@ from redpoll._publish import CACHED, RULED, Call, Commands
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.publish_call import Flag, PublishRefused, RowTerms, StoreTerms, decode, encode
-from redpoll.cluster.redis.connection import Publishes, Refused
+from redpoll.cluster.redis.calls import Publishes, Refused
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link, LinkDown
 from redpoll.cluster.redis.primary import Checked, question_of

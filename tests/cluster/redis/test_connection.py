@@ -1,11 +1,14 @@
 """The connection is tested through the Link that owns it."""
 
 import asyncio
+import socket
 from collections import Counter, namedtuple
 from types import SimpleNamespace
 
 import hiredis
+import pytest
 
+from redpoll.cluster.redis.connection import RedisConnection
 from redpoll.cluster.redis.link import LinkDown
 
 
@@ -91,6 +94,62 @@ async def test_link_that_breaks_while_replies_wait_hands_out_no_more_of_them(lin
     await link.wait_up()
     assert await link.ask(b"ECHO", b"again") == b"again"
     assert len(outcomes) == 500
+
+
+PUSH = b">3\r\n$7\r\nmessage\r\n$1\r\nt\r\n$4\r\n%04d\r\n"
+
+
+async def connection_to(seen):
+    """A connection and the other end of it. `seen` gets what comes, and how it ended."""
+    ours, theirs = socket.socketpair()
+    owner = SimpleNamespace(
+        sharded=False,
+        errors=0,
+        on_push=lambda topic, payload: seen.append(int(payload)),
+        on_moved=pytest.fail,
+        report=seen.append,
+        connection_lost=lambda connection, reason: seen.append("lost"),
+    )
+    _, connection = await asyncio.get_running_loop().create_connection(lambda: RedisConnection(owner), sock=ours)
+    return connection, theirs
+
+
+async def test_what_came_before_a_write_that_fails_is_handed_out(wait_until):
+    """Redis is killed, and before anything of it is read, a command is written."""
+    seen, outcomes = [], []
+    connection, theirs = await connection_to(seen)
+    theirs.sendall(b"".join(PUSH % number for number in range(20)))
+    theirs.close()
+    connection.send(b"PING\r\n", outcomes.append)
+    connection.flush()
+    await wait_until(lambda: outcomes)
+    assert seen == [*range(20), "lost"]
+    assert isinstance(outcomes[0], LinkDown)
+
+
+async def test_slices_of_what_came_go_on_after_the_connection_has_ended(wait_until, monkeypatch):
+    # Each slice has 16 items.
+    monkeypatch.setattr("redpoll.cluster.redis.connection.monotonic", iter(range(1_000_000)).__next__)
+    seen, outcomes = [], []
+
+    def ask():
+        connection.send(b"PING\r\n", lambda reply: outcomes.append(reply.sent))
+        connection.flush()
+
+    def seeing(item):
+        seen.append(item)
+        if item == 20:
+            theirs.close()
+            ask()
+        if item == 1000:
+            assert connection._transport is None
+            ask()
+
+    connection, theirs = await connection_to(SimpleNamespace(append=seeing))
+    theirs.sendall(b"".join(PUSH % number for number in range(2000)))
+    await wait_until(lambda: len(outcomes) == 2)
+    assert seen == [*range(2000), "lost"]
+    assert outcomes == [True, False]
 
 
 async def test_failing_handler_does_not_stop_the_others(link):

@@ -25,7 +25,7 @@ import hiredis
 import structlog
 
 from redpoll._publish import Commands
-from redpoll.cluster.redis.connection import Publishes, Refused, ShardCall
+from redpoll.cluster.redis.calls import Publishes, Refused, ShardCall
 from redpoll.cluster.redis.keys import SHARDS, shard_of_name
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import Script

@@ -7,26 +7,27 @@ broken is never used again; link.py opens the next one.
 """
 
 import asyncio
+import contextlib
+import os
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from itertools import chain, repeat
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 import hiredis
 
+from redpoll.cluster.redis.calls import Done, LinkDown, ShardCall, Topics
 from redpoll.cluster.redis.keys import shard_of_name, shard_of_slot
 
-__all__ = ["Done", "LinkDown", "Owner", "Publishes", "RedisConnection", "Refused", "ShardCall", "Topics", "settle"]
-
-# Takes a reply, a hiredis.ReplyError or a LinkDown. If it has an attribute `over` that is true, nobody waits for the
-# reply any more, and a command that isn't written yet is left out.
-Done = Callable[[Any], None]
+__all__ = ["Owner", "RedisConnection"]
 
 # hiredis moves the rest of its buffer for each KiB that it has parsed, so bigger reads gain nothing: between 16 and
 # 256 KiB, smaller was faster, by at most a tenth (bench/parts/bus.py).
 _READ_BYTES: Final = 32 * 1024
 _MAX_PARSER_BYTES: Final = 1024 * 1024
+# More than a kernel holds for a connection, which is 6 MiB at most unless its settings were changed.
+_MAX_REST_READS: Final = 256
 
 # How long one pass of the loop may hand out replies and pushes; clients are served before the rest. The clock is read
 # once in so many of them.
@@ -46,84 +47,8 @@ _UNAVAILABLE: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
 _NOTHING: Final = object()
 
 
-class LinkDown(Exception):
-    """A call ended without an answer. `sent` False: Redis did not carry it out. True: it may have."""
-
-    def __init__(self, sent: bool) -> None:
-        super().__init__(sent)
-        self.sent = sent
-
-    def __str__(self) -> str:
-        return "the connection to Redis broke before the answer" if self.sent else "Redis is not connected"
-
-
-class Refused(LinkDown):
-    """A publish was refused at once, because it would not be confirmed in time."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(sent=False)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
-
-
 def _ignore(reply: Any) -> None:
     pass
-
-
-def settle(future: "asyncio.Future[Any]", reply: Any) -> None:
-    """`done` of a call that a coroutine awaits: its future gets the reply or the error."""
-    if future.done():
-        return
-    if isinstance(reply, Exception):
-        future.set_exception(reply)
-    else:
-        future.set_result(reply)
-
-
-class ShardCall:
-    """The `done` of a call for one shard of a Redis Cluster. `RedisConnection.abandon` ends those of single shards."""
-
-    __slots__ = ("done", "shard")
-
-    def __init__(self, shard: int, done: Done) -> None:
-        self.shard = shard
-        self.done = done
-
-    @property
-    def over(self) -> bool:
-        return getattr(self.done, "over", False)
-
-    def __call__(self, reply: Any) -> None:
-        self.done(reply)
-
-
-class Topics:
-    """The entry of a SUBSCRIBE or UNSUBSCRIBE among the awaited answers. It ends with the last of `left` pushes, or
-    with one error, which is a reply."""
-
-    __slots__ = ("done", "kind", "left", "topics")
-
-    def __init__(self, kind: bytes, topics: Sequence[bytes], done: Done) -> None:
-        self.kind = kind
-        self.topics = topics
-        self.left = len(topics)
-        self.done = done
-
-    def is_confirmed_by(self, kind: bytes, topic: bytes) -> bool:
-        return kind == self.kind and topic in self.topics
-
-    def __call__(self, reply: Any) -> None:
-        self.done(reply)
-
-
-class Publishes(Protocol):
-    """`done` of several publishes that were written together: called with the reply of each, in order. Where replies
-    come from several masters, those of `of_each` are called instead, one for each publish."""
-
-    def __call__(self, reply: Any) -> None: ...
-    def of_each(self) -> Sequence[Done]: ...
 
 
 class Owner(Protocol):
@@ -175,7 +100,9 @@ class RedisConnection(asyncio.BufferedProtocol):
         reader.setmaxbuf(_MAX_PARSER_BYTES)
         self._feed = reader.feed
         self._gets = reader.gets
+        # None before and after the connection, which ended by what `_ended_by` says.
         self._transport: asyncio.Transport | None = None
+        self._ended_by = ""
         # The shard of the last SUNSUBSCRIBE that was confirmed, and how many commands were answered then.
         self._unsubscribed = (-1, 0)
         # More was read than one slice could hand out, and nothing is read meanwhile.
@@ -198,7 +125,29 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lose(str(exc) if exc else "closed by Redis")
+        """Redis or the kernel ended the connection. What came before that is handed out first: after a write that
+        failed, nobody has read it."""
+        if self.lost:
+            return
+        self._ended_by = str(exc) if exc else "closed by Redis"
+        self._blocked = True
+        self._read_rest()
+        self._transport = None
+        if not self._behind:
+            self._hand_out()
+
+    def _read_rest(self) -> None:
+        # During this call uvloop still has the socket. Over TLS the bytes mean nothing here, and are left.
+        assert self._transport is not None
+        if self._transport.get_extra_info("ssl_object") is not None:
+            return
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        with contextlib.suppress(OSError):
+            for _ in range(_MAX_REST_READS):
+                data = os.read(descriptor, _READ_BYTES)
+                if not data:
+                    return
+                self._feed(data)
 
     def send(self, commands: bytes, done: Done, count: int = 1) -> None:
         """Queues commands for this tick's write. `done` gets the reply of each."""
@@ -224,6 +173,9 @@ class RedisConnection(asyncio.BufferedProtocol):
         self.flush()
 
     def flush(self) -> None:
+        if self._transport is None:
+            # What is left counts as not sent.
+            return
         if self._out and not self.lost:
             self._write(b"".join(self._out), self._out_count)
         self._out.clear()
@@ -305,11 +257,14 @@ class RedisConnection(asyncio.BufferedProtocol):
             except Exception as error:
                 # An exception in one handler must not stop the others.
                 self._owner.report(error)
-        if self.lost or self._transport is None:
+        if self.lost:
             return
         if behind:
-            self._transport.pause_reading()
+            if self._transport is not None:
+                self._transport.pause_reading()
             self._loop.call_soon(self._hand_out)
+        elif self._transport is None:
+            self.lose(self._ended_by)
         elif self._behind:
             self._transport.resume_reading()
         self._behind = behind
@@ -421,7 +376,7 @@ class RedisConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._owner.connection_lost(self, reason)
         waiting, self.pending = self.pending, deque()
-        sent = len(waiting) - len(self._out)
+        sent = len(waiting) - self._out_count
         for _, count, done in self._held:
             waiting.extend(repeat(done, count))
         self._held.clear()

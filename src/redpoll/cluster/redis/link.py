@@ -22,7 +22,8 @@ import hiredis
 import structlog
 
 from redpoll._publish import Commands
-from redpoll.cluster.redis.connection import Done, LinkDown, Publishes, RedisConnection, Topics, settle
+from redpoll.cluster.redis.calls import Done, LinkDown, Publishes, Topics, settle
+from redpoll.cluster.redis.connection import RedisConnection
 from redpoll.cluster.redis.primary import ServerWatch
 from redpoll.cluster.redis.scripts import ALL, Script
 from redpoll.cluster.redis.sentinels import Sentinels

@@ -18,7 +18,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.redis.connection import Done, LinkDown
+from redpoll.cluster.redis.calls import Done, LinkDown
 
 __all__ = ["Checked", "ServerWatch", "question_of", "refusal"]
 
