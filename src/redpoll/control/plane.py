@@ -126,7 +126,7 @@ class ControlPlane:
         self.live_settings = LiveSettings(settings, tell)
         self._webhooks = webhooks
         self._life = Life()
-        self.link = link = open_link(start.redis_url)
+        self.link = link = open_link(start.redis_url, is_answered_last=True)
         keys = Keys(settings.redis_prefix, sharded=link.sharded, shard_key=shard_key)
         self.view = NodesView(start.run)
         self._redis_check = RedisCheck(link, keys, tell)

@@ -77,6 +77,14 @@ def publishes(names, on):
     return call.pack(names.publish, names.shards)
 
 
+async def test_all_connections_are_answered_last_if_the_link_is(cluster):
+    link = open_link(cluster.url, is_answered_last=True)
+    link.start()
+    await link.wait_up()
+    assert {one._connection._is_answered_last for one in link._links.values()} == {True}
+    await link.close()
+
+
 async def test_only_a_cluster_gets_this_link(cluster, redis):
     assert type(open_link(cluster.url)) is ClusterLink
     assert type(open_link(redis.url)) is Link

@@ -152,6 +152,25 @@ async def test_slices_of_what_came_go_on_after_the_connection_has_ended(wait_unt
     assert outcomes == [True, False]
 
 
+async def test_what_waited_for_the_kernel_begins_with_a_ping_too(wait_until):
+    outcomes = []
+    connection, theirs = await connection_to([])
+    connection.be_answered_last()
+    connection.pause_writing()
+    for name in (b"a", b"b"):
+        connection.send(b"GET %b\r\n" % name, outcomes.append)
+    connection.resume_writing()
+    theirs.settimeout(60)
+    wanted = b"*1\r\n$4\r\nPING\r\nGET a\r\nGET b\r\n"
+    assert theirs.recv(len(wanted), socket.MSG_WAITALL) == wanted
+    theirs.sendall(b"+PONG\r\n:1\r\n:2\r\n")
+    await wait_until(lambda: len(outcomes) == 2)
+    assert outcomes == [1, 2]
+    assert connection.unanswered == 0
+    connection.lose("for the test")
+    theirs.close()
+
+
 async def test_failing_handler_does_not_stop_the_others(link):
     problems, replies = [], []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))

@@ -1,10 +1,14 @@
 import asyncio
+from collections import namedtuple
 
 import hiredis
 import pytest
 
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import BURY
+
+Commands = namedtuple("Commands", "data count")
+ECHO = hiredis.pack_command((b"ECHO", b"asked"))
 
 
 async def test_several_commands_are_asked_together(link):
@@ -36,6 +40,33 @@ async def test_subscribe_refused_by_acl_ends_with_its_error_and_shifts_no_answer
     assert outcomes[2] is None
     await limited.close()
     await link.ask(b"ACL", b"DELUSER", b"limited")
+
+
+async def test_each_write_of_a_link_that_is_answered_last_begins_with_a_ping(redis):
+    """So Redis writes to subscribers before it answers the publisher."""
+    link = Link(redis.url, is_answered_last=True)
+    link.start()
+    await link.wait_up()
+    reader, writer = await asyncio.open_unix_connection(redis.path)
+    writer.write(b"MONITOR\r\n")
+    assert await reader.readline() == b"+OK\r\n"
+    replies, seen = [], []
+    for number in range(2):
+        link.call(b"PUBLISH", b"t", b"%d" % number, done=replies.append)
+    assert await link.ask(b"ECHO", b"first") == b"first"
+    link.publish_now(Commands(hiredis.pack_command((b"PUBLISH", b"t", b"2")), 1), replies.append, ECHO, replies.append)
+    assert await link.ask(b"ECHO", b"second") == b"second"
+    while b'"ECHO" "second"' not in seen:
+        line = (await reader.readline()).rstrip()
+        seen.append(line[line.index(b"] ") + 2 :])
+    assert seen == [
+        *(b'"PING"', b'"PUBLISH" "t" "0"', b'"PUBLISH" "t" "1"', b'"ECHO" "first"'),
+        *(b'"PING"', b'"PUBLISH" "t" "2"', b'"ECHO" "asked"'),
+        *(b'"PING"', b'"ECHO" "second"'),
+    ]
+    assert replies == [0, 0, 0, b"asked"]
+    writer.close()
+    await link.close()
 
 
 async def test_scripts_are_loaded_on_every_connection_and_after_noscript(link):

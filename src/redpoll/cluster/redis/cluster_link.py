@@ -79,8 +79,17 @@ class _Parts:
 class ClusterLink(Link):
     """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`."""
 
-    def __init__(self, url: str, *, clock: Clock = monotonic, first_delay_s: float = 0.05) -> None:
-        super().__init__(url, clock=clock, sharded=True, first_delay_s=first_delay_s, max_delay_s=_MAX_DELAY_S)
+    def __init__(
+        self, url: str, *, clock: Clock = monotonic, first_delay_s: float = 0.05, is_answered_last: bool = False
+    ) -> None:
+        super().__init__(
+            url,
+            clock=clock,
+            sharded=True,
+            first_delay_s=first_delay_s,
+            max_delay_s=_MAX_DELAY_S,
+            is_answered_last=is_answered_last,
+        )
         self._map = SlotMap(RedisUrl.parse(url))
         self._links: dict[Address, Link] = {}
         self._masters: tuple[Address, ...] = ()
@@ -291,7 +300,12 @@ class ClusterLink(Link):
         for address in set(self._links) - set(masters):
             await self._close_link(address)
         for address in set(masters) - set(self._links):
-            link = self._links[address] = Link(self._map.url_of(address), clock=self.clock, sharded=True)
+            link = self._links[address] = Link(
+                self._map.url_of(address),
+                clock=self.clock,
+                sharded=True,
+                is_answered_last=self._is_answered_last,
+            )
             link.start(
                 on_push=self._pushed,
                 on_down=partial(self._link_down, address),
@@ -396,9 +410,9 @@ class ClusterLink(Link):
             self.on_push(topic, payload)
 
 
-def open_link(url: str, *, max_delay_s: float = 1.0) -> Link:
+def open_link(url: str, *, max_delay_s: float = 1.0, is_answered_last: bool = False) -> Link:
     """The link for any URL of Redis. It isn't started yet. `max_delay_s` is the longest pause between two attempts to
-    connect; with Sentinels or a Cluster it is 0.2 s at most."""
+    connect; with Sentinels or a Cluster it is 0.2 s at most. `is_answered_last` as in Link."""
     if RedisUrl.parse(url).cluster:
-        return ClusterLink(url)
-    return Link(url, max_delay_s=max_delay_s)
+        return ClusterLink(url, is_answered_last=is_answered_last)
+    return Link(url, max_delay_s=max_delay_s, is_answered_last=is_answered_last)

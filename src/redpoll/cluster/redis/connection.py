@@ -45,6 +45,7 @@ _MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024
 _UNAVAILABLE: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN")
 
 _NOTHING: Final = object()
+_PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 
 def _ignore(reply: Any) -> None:
@@ -95,6 +96,7 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._continues = False
         self._held_count = 0
         self._held_bytes = 0
+        self._is_answered_last = False
         self._buffer = bytearray(_READ_BYTES)
         reader = hiredis.Reader(notEnoughData=_NOTHING)
         reader.setmaxbuf(_MAX_PARSER_BYTES)
@@ -156,6 +158,7 @@ class RedisConnection(asyncio.BufferedProtocol):
             return
         if not self._out:
             self._loop.call_soon(self.flush)
+            self._begin_write()
         self._out.append(commands)
         self._out_count += count
         self.pending.extend(repeat(done, count))
@@ -166,11 +169,28 @@ class RedisConnection(asyncio.BufferedProtocol):
             self._hold(commands, count, done)
             self._hold(last, 1, done_of_last)
             return
+        if not self._out:
+            self._begin_write()
         self._out += (commands, last)
         self._out_count += count + 1
         self.pending.extend(repeat(done, count))
         self.pending.append(done_of_last)
         self.flush()
+
+    def be_answered_last(self) -> None:
+        """From now on, Redis sends what it publishes for this connection before it sends the replies.
+
+        In each pass of its loop, Redis writes first to the client that was the last to have something to be written. Of
+        a publisher and its subscribers, that is the publisher. So each write begins with a command that publishes
+        nothing: the publisher is the first then, and is written to at last.
+        """
+        self._is_answered_last = True
+
+    def _begin_write(self) -> None:
+        if self._is_answered_last:
+            self._out.append(_PING)
+            self._out_count += 1
+            self.pending.append(_ignore)
 
     def flush(self) -> None:
         if self._transport is None:
@@ -215,21 +235,21 @@ class RedisConnection(asyncio.BufferedProtocol):
                 return
 
     def _write_piece(self) -> None:
-        parts: list[bytes] = []
-        size = total = 0
+        size = 0
         for _ in range(min(len(self._held), _WRITE_CALLS)):
             commands, count, done = self._held.popleft()
             self._held_count -= count
             self._held_bytes -= len(commands)
             if not getattr(done, "over", False):
+                if not self._out:
+                    self._begin_write()
+                self._out.append(commands)
+                self._out_count += count
                 self.pending.extend(repeat(done, count))
-                parts.append(commands)
-                total += count
                 size += len(commands)
                 if size >= _WRITE_BYTES:
                     break
-        if parts:
-            self._write(b"".join(parts), total)
+        self.flush()
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer

@@ -108,6 +108,8 @@ class Link:
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
 
+    `is_answered_last` is for links whose publishes are confirmed to others (RedisConnection.be_answered_last).
+
     `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
     """
 
@@ -120,6 +122,7 @@ class Link:
         first_delay_s: float = 0.05,
         max_delay_s: float = 1.0,
         handshake_s: float = 5.0,
+        is_answered_last: bool = False,
     ) -> None:
         self._server = RedisUrl.parse(url)
         self._sentinels = Sentinels(self._server) if self._server.service else None
@@ -138,6 +141,7 @@ class Link:
         # During a fail-over, what is refused is the old master: the new one must not wait for us.
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
+        self._is_answered_last = is_answered_last
         self._connection: RedisConnection | None = None
         self._server_watch = ServerWatch()
         self._is_up = asyncio.Event()
@@ -344,6 +348,8 @@ class Link:
                 async with asyncio.timeout(self._handshake_s):
                     connection = await self._connect()
                     await self._greet(connection)
+                if self._is_answered_last:
+                    connection.be_answered_last()
             except (OSError, TimeoutError, LinkDown, hiredis.ReplyError) as error:
                 reason = str(error) or type(error).__name__
                 if connection is not None:
