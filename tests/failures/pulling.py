@@ -1,6 +1,6 @@
 """A back end that pulls webhooks, as a process that may be killed: writes what it got and what the server confirmed.
 
-    python tests/failures/pulling.py poll|stream PORT APP KEY SECRET FILE
+    python -m failures.pulling poll|stream PORT APP KEY SECRET FILE       in tests/
 
 It asks repeatedly, or reads a stream of events. FILE gets a line `got ID CHANNEL` before a delivery is acknowledged,
 and `done ID` once that is confirmed.

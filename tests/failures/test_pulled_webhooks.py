@@ -34,7 +34,7 @@ SETTINGS = {
     "subscribes_per_second": 0,
     "subscribes_per_second_per_address": 0,
 }
-PULLING = Path(__file__).parent / "pulling.py"
+TESTS = Path(__file__).parents[1]
 
 
 def command(server: Server, *words: str) -> Any:
@@ -48,13 +48,13 @@ class Puller:
 
     def __init__(self, server: Server, path: Path, kind: str) -> None:
         names = (kind, str(server.port), server.app_id, server.app_key, server.app_secret)
-        self._command = [sys.executable, str(PULLING), *names, str(path)]
-        self._process = subprocess.Popen(self._command)
+        self._command = [sys.executable, "-m", "failures.pulling", *names, str(path)]
+        self._process = subprocess.Popen(self._command, cwd=TESTS)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._process = subprocess.Popen(self._command)
+        self._process = subprocess.Popen(self._command, cwd=TESTS)
 
     def end(self) -> None:
         self._process.kill()
