@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import hiredis
 import structlog
@@ -103,8 +103,8 @@ class TicketKeyring:
             async with asyncio.timeout(self._answer_within_s):
                 await self._link.wait_up()
                 # GET beside NX needs Redis 7, as all of redpoll does.
-                stored = await self._ask(b"SET", name, made, b"NX", b"GET", b"EX", _KEPT_PERIODS * PERIOD_S)
-                before = await self._ask(b"GET", self._keys.ticket_key(period - 1))
+                stored = await self._link.ask(b"SET", name, made, b"NX", b"GET", b"EX", _KEPT_PERIODS * PERIOD_S)
+                before = await self._link.ask(b"GET", self._keys.ticket_key(period - 1))
         except (TimeoutError, LinkDown):
             return False
         except hiredis.ReplyError as error:
@@ -119,20 +119,6 @@ class TicketKeyring:
         self._period = period
         self._set([key for key in keys if key is not None])
         return True
-
-    async def _ask(self, *command: Any) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def settle(reply: Any) -> None:
-            if future.done():
-                return
-            if isinstance(reply, Exception):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
-
-        self._link.call(*command, done=settle)
-        return await future
 
     def _warn(self, reason: str) -> None:
         """Once for each reason, because Redis is asked every second."""

@@ -180,9 +180,9 @@ class RedisConnection(asyncio.BufferedProtocol):
     def be_answered_last(self) -> None:
         """From now on, Redis sends what it publishes for this connection before it sends the replies.
 
-        In each pass of its loop, Redis writes first to the client that was the last to have something to be written. Of
-        a publisher and its subscribers, that is the publisher. So each write begins with a command that publishes
-        nothing: the publisher is the first then, and is written to at last.
+        Redis collects the output of one pass of its loop, and then writes to its clients in reverse order: to the one
+        that got output last, first. A publisher gets its reply after its subscribers get the message. So each write
+        begins with a command that publishes nothing: the publisher gets output first, and is written to last.
         """
         self._is_answered_last = True
 
