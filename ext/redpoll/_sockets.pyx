@@ -267,7 +267,7 @@ cdef class Poller:
         self.waiting_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         if self.waiting_fd < 0 or watch_alone(self.sets[QUICK].fd, self.waiting_fd) < 0:
             raise OSError(errno, os.strerror(errno))
-        loop.add_reader(self.sets[QUICK].fd, self._turn)
+        loop.add_reader(self.sets[QUICK].fd, self.turn)
 
     def __dealloc__(self):
         cdef int place
@@ -497,7 +497,7 @@ cdef class Poller:
             self.lost_scheduled = True
             self.loop.call_soon(self._tell_lost)
 
-    def _turn(self):
+    def turn(self):
         """Handle what the sets report, for `slice_s` at most, and longer if a set would get less than its share."""
         cdef:
             double deadline = monotonic_s() + self.slice_s

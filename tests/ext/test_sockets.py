@@ -242,7 +242,7 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
         theirs.sendall(head)
         crowd.append((ws, theirs))
     while not all(ws.state == OPEN for ws, _ in crowd):
-        poller._turn()
+        poller.turn()
     burst = reference.client_frame(1, b"x" * 44) * 400
     for _, theirs in crowd:
         theirs.sendall(burst)
@@ -253,21 +253,21 @@ async def test_one_client_of_a_crowd_waits_for_a_few_messages_of_each_other(poll
     poller.slice_s = 60.0
     turns = 0
     while last.state != OPEN:
-        poller._turn()
+        poller.turn()
         turns += 1
     heard = [len(ws.heard) for ws, _ in crowd]
     assert turns == 1
     assert sum(count < 20 for count in heard) >= 10
     assert max(heard) < 200
     while not all(len(ws.heard) == 400 for ws, _ in crowd):
-        poller._turn()
+        poller.turn()
     assert {message for ws, _ in crowd for message in ws.heard} == {("text", b"x" * 44)}
     late.close()
     for _, theirs in crowd:
         theirs.close()
     flusher.flush()
     while poller.sockets:
-        poller._turn()
+        poller.turn()
 
 
 async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, head, flusher, reference):
@@ -281,7 +281,7 @@ async def test_clients_that_stay_come_before_those_that_leave(poller, recorder, 
     clients[-1][1].sendall(message)
     poller.slice_s = 60.0
     while poller.sockets > 1:
-        poller._turn()
+        poller.turn()
     assert stayed == [(b"hello", 30)]
     clients[-1][0].abort()
     clients[-1][1].close()
@@ -310,12 +310,12 @@ async def test_newcomers_come_before_those_that_leave(poller, recorder, head, fl
     clients[-1][1].sendall(reference.client_frame(1, b"hello"))
     poller.slice_s = 60.0
     while not served:
-        poller._turn()
+        poller.turn()
     assert served == [31]
     newcomer.close()
     clients[-1][1].close()
     while poller.sockets:
-        poller._turn()
+        poller.turn()
     assert poller.places[BULK] == poller.places[LEAVING] == 0
 
 
@@ -326,11 +326,11 @@ async def test_a_client_that_stays_waits_one_turn_however_many_leave(poller, rec
     ws, theirs = clients[-1]
     theirs.sendall(reference.client_frame(1, b"at once"))
     poller.slice_s = 60.0
-    poller._turn()
+    poller.turn()
     assert ("text", b"at once") in ws.heard
     theirs.close()
     while poller.sockets:
-        poller._turn()
+        poller.turn()
 
 
 def connected_pairs(poller, recorder, head, flusher, reference, count):
@@ -343,11 +343,11 @@ def connected_pairs(poller, recorder, head, flusher, reference, count):
         theirs.sendall(head)
         clients.append((ws, theirs))
     while not all(ws.state == OPEN for ws, _ in clients):
-        poller._turn()
+        poller.turn()
     for _, theirs in clients:
         theirs.sendall(reference.client_frame(1, b"hello"))
     while poller.places[BULK]:
-        poller._turn()
+        poller.turn()
     return clients
 
 
@@ -365,18 +365,18 @@ async def test_clients_come_before_many_requests_and_these_before_newcomers(poll
         caller.sendall(b"POST / HTTP/1.1\r\n\r\n")
         callers.append((ws, caller))
     while not all(ws.state == HTTP for ws, _ in callers):
-        poller._turn()
+        poller.turn()
     poller.slice_s = 60.0
     # A few are served among the clients.
     for _, caller in callers[:10]:
         caller.sendall(b"one request")
-    poller._turn()
+    poller.turn()
     assert poller.places == [11, 0, 90, 0]
     # Of many at once, all but 64 come after the clients from then on.
     for _ in range(2):
         for _, caller in callers:
             caller.sendall(b"one request")
-        poller._turn()
+        poller.turn()
     late = poller.places[REQUESTS]
     assert poller.places == [101 - late, late, 0, 0]
     assert 100 - 65 <= late < 100
@@ -389,7 +389,7 @@ async def test_clients_come_before_many_requests_and_these_before_newcomers(poll
     poller.adopt(ours, ws)
     newcomer.sendall(head)
     theirs.sendall(reference.client_frame(1, b"ping"))
-    poller._turn()
+    poller.turn()
     assert served[served.index("client") + 1 :][-late - 1 :] == ["request"] * late + ["newcomer"]
     assert len(served) == 102
     for ws, caller in callers:
@@ -398,7 +398,7 @@ async def test_clients_come_before_many_requests_and_these_before_newcomers(poll
     theirs.close()
     newcomer.close()
     while poller.sockets:
-        poller._turn()
+        poller.turn()
     assert poller.places == [0, 0, 0, 0]
 
 
@@ -413,12 +413,12 @@ async def test_http_is_read_in_slices_while_a_crowd_waits(poller, recorder, flus
         theirs.sendall(b"POST / HTTP/1.1\r\n\r\n")
         crowd.append((ws, theirs))
     while not all(ws.state == HTTP for ws, _ in crowd):
-        poller._turn()
+        poller.turn()
     for _, theirs in crowd:
         theirs.sendall(b"x" * 60_000)
     poller.slice_s = 60.0
     while not all(sum(len(data) for _, data in ws.heard) == 60_000 for ws, _ in crowd):
-        poller._turn()
+        poller.turn()
     # They are newcomers, in bulk. The last of a turn are no crowd.
     sizes = [[len(data) for _, data in ws.heard] for ws, _ in crowd]
     assert max(size for of_one in sizes for size in of_one) == 16_384
@@ -439,7 +439,7 @@ async def test_established_clients_come_before_newcomers_and_those_that_send_muc
 
     def turn_until(done):
         while not done():
-            poller._turn()
+            poller.turn()
 
     message = reference.client_frame(1, b"hello")
     ws, established = connect()
@@ -467,7 +467,7 @@ async def test_established_clients_come_before_newcomers_and_those_that_send_muc
         (message, sum(len(one.heard) for one, _ in busy), sum(one.state == OPEN for one, _ in newcomers))
     )
     poller.slice_s = 60.0
-    poller._turn()
+    poller.turn()
     assert served == [(b"again", 0, 0)]
     assert all(one.state == OPEN for one, _ in newcomers)
     turn_until(lambda: all(len(one.heard) == 500 for one, _ in busy))
