@@ -255,7 +255,7 @@ async def test_body_that_is_too_large_closes_its_session_in_any_worker(bench):
             with pytest.raises(FallbackClosed) as closed:
                 await client.until("never")
             assert closed.value.code == 1009
-            await bench.settled(other, lambda: not other.fallback.lost_sends._noted)
+            await bench.settled(other, lambda: not other.fallback.lost_sends.noted)
 
 
 async def test_setting_switches_it_off(bench):

@@ -20,7 +20,7 @@ async def closed_with(client) -> int:
 
 async def unreachable(worker) -> list[bytes]:
     """Messages of other workers reach it no more. Returns their topics."""
-    topics = [topic for topic in worker.fallback._mailbox.topics if b":box:" in topic]
+    topics = [topic for topic in worker.fallback.mailbox.topics if b":box:" in topic]
     worker.link.unsubscribe(topics)
     while any((await worker.link.ask(b"PUBSUB", b"NUMSUB", *topics))[1::2]):
         await asyncio.sleep(0.005)
@@ -31,15 +31,15 @@ async def test_session_ends_after_a_worker_without_its_link_refused_a_send(bench
     """pusher-js doesn't look at the status: the page would wait for its subscription for ever."""
     one, two = await bench.start(), await bench.start()
     client = await bench.fallback(one)
-    away = two.fallback._mailbox.address
+    away = two.fallback.mailbox.address
     monkeypatch.setattr(Mailbox, "up", property(lambda mailbox: mailbox.address != away))
     assert await client.socket.send_raw(b"[]", on=("127.0.0.1", two.port)) == 503
-    assert two.fallback.lost_sends._noted == {}
+    assert two.fallback.lost_sends.noted == {}
     assert await client.socket.send_raw(PING, on=("127.0.0.1", two.port)) == 503
     assert len(one.fallback.sessions.by_name) == 1
     monkeypatch.undo()
     assert await closed_with(client) == 4100
-    await bench.settled(two, lambda: not two.fallback.lost_sends._noted)
+    await bench.settled(two, lambda: not two.fallback.lost_sends.noted)
     assert one.fallback.sessions.by_name == {}
 
 
@@ -48,7 +48,7 @@ async def test_worker_that_could_not_be_reached_ends_the_session_when_it_is_back
     client = await bench.fallback(owner)
     await unreachable(owner)
     assert await client.socket.send_raw(PING, on=("127.0.0.1", other.port)) == 503
-    await bench.settled(other, lambda: not other.fallback.lost_sends._noted)
+    await bench.settled(other, lambda: not other.fallback.lost_sends.noted)
     # However long that takes: the other worker need not be there any more.
     assert await client.socket.send_raw(PING, on=("127.0.0.1", other.port)) == 404
     assert len(owner.hub.open_connections) == 1
@@ -68,10 +68,8 @@ async def test_stream_or_poll_that_is_lost_is_not_remembered(bench):
         session.connection.send(b"\x81\x7f" + (300_000).to_bytes(8, "big") + b"x" * 300_000)
         await client.socket.recv()
         assert await closed_with_raw(client) == 1006
-        assert other.fallback.lost_sends._noted == {}
-        # The session ends when it isn't asked for any more.
-        await bench.settled(owner, lambda session=session: session in owner.fallback.sessions._waiting)
-        owner.fallback.sessions._waiting[session] = 0.0
+        assert other.fallback.lost_sends.noted == {}
+        session.drop()
         await bench.settled(owner, lambda: not owner.fallback.sessions.by_name)
 
 
@@ -93,13 +91,15 @@ async def test_send_finds_its_session_after_redis_lost_who_has_it(bench, client_
     (name,) = owner.fallback.sessions.by_name
     invented = f"/pusher/app/{KEY}/1/invented/xhr_send"
     assert (await ask("127.0.0.1", other.port, "POST", invented, PING)).status == 503
-    assert set(lost_sends._noted) == {name, SessionName(KEY, "1/invented")}
+    assert set(lost_sends.noted) == {name, SessionName(KEY, "1/invented")}
     owner.fallback.sessions.renew_all()
     assert await closed_with(client) == 4100
-    await bench.settled(other, lambda: set(lost_sends._noted) == {SessionName(KEY, "1/invented")})
+    await bench.settled(other, lambda: set(lost_sends.noted) == {SessionName(KEY, "1/invented")})
     # After a while, what Redis doesn't know isn't there.
-    lost_sends._unsure_until = 0.0
-    await bench.settled(other, lambda: not lost_sends._noted)
+    lost_sends.unsure_s = 0.0
+    lost_sends.link_lost()
+    lost_sends.link_up()
+    await bench.settled(other, lambda: not lost_sends.noted)
     assert (await ask("127.0.0.1", other.port, "POST", invented, PING)).status == 404
 
 
@@ -131,7 +131,7 @@ async def test_send_that_its_address_may_not_have_under_way_ends_the_session(ben
     assert (await read_head(reader)).status == 503
     writer.close()
     assert await closed_with(client) == 4100
-    await bench.settled(two, lambda: not two.fallback.lost_sends._noted)
+    await bench.settled(two, lambda: not two.fallback.lost_sends.noted)
 
 
 @pytest.mark.parametrize("with_body", [False, True])
@@ -140,7 +140,7 @@ async def test_send_for_whose_connection_there_is_no_room_ends_the_session(bench
     one, two = await bench.start(), await bench.start()
     client = await bench.fallback(one)
     http = two.gate.http
-    http._max_connections = 0
+    http.max_connections = 0
     reader, writer = await asyncio.open_connection("127.0.0.1", two.port)
     writer.write(head_of("POST", client.socket.path("xhr_send"), {}, len(PING)) + PING * with_body)
     assert (await read_head(reader)).status == 503
@@ -148,7 +148,7 @@ async def test_send_for_whose_connection_there_is_no_room_ends_the_session(bench
     assert await closed_with(client) == 4100
     # Others get the same answer, and nothing of them stays.
     assert (await ask("127.0.0.1", two.port, "GET", "/apps/1/channels", b"")).status == 503
-    await bench.settled(two, lambda: not two.fallback.lost_sends._noted)
+    await bench.settled(two, lambda: not two.fallback.lost_sends.noted)
     assert (len(http.connections), http.refused["connections"]) == (0, 2)
     assert not two.gate.strangers.callers
 
@@ -165,12 +165,13 @@ async def test_send_whose_body_does_not_come_ends_the_session(bench):
 
 
 async def test_names_of_one_network_leave_room_for_others(bench):
-    lost_sends = (await bench.start()).fallback.lost_sends
+    worker = await bench.start()
+    lost_sends = worker.fallback.lost_sends
     with capture_logs() as lines:
         for number in range(300):
             lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
             lost_sends.note(SessionName(KEY, f"invented{number}"), 503, ("192.0.2.1", 1))
-    assert len(lost_sends._noted) == 250
+    assert len(lost_sends.noted) == 250
     # Once, not for each of them.
     assert [(line["log_level"], line["network"], line["remembered"]) for line in lines] == [
         ("warning", "192.0.2.1", 250)
@@ -178,8 +179,10 @@ async def test_names_of_one_network_leave_room_for_others(bench):
     for number in range(300):
         lost_sends.note(SessionName(KEY, f"private{number}"), 503, ("10.0.0.1", 10))
         lost_sends.note(SessionName(KEY, f"proxied{number}"), 503, ("", 0))
-    assert len(lost_sends._noted) == 850
-    for name in list(lost_sends._noted):
-        lost_sends._forget(name)
-    assert not lost_sends._of_network
-    assert not lost_sends._full_networks
+    assert len(lost_sends.noted) == 850
+    # Redis doesn't know these sessions, so they are forgotten, and the network has room again.
+    await bench.settled(worker, lambda: not lost_sends.noted)
+    with capture_logs() as lines:
+        for number in range(251):
+            lost_sends.note(SessionName(KEY, f"later{number}"), 503, ("192.0.2.1", 1))
+    assert (len(lost_sends.noted), len(lines)) == (250, 1)

@@ -25,7 +25,7 @@ async def relayed(bench, kind="xhr_streaming"):
 
 def topics_of(worker):
     """Where the messages of other workers come."""
-    return [topic for topic in worker.fallback._mailbox.topics if b":box:" in topic]
+    return [topic for topic in worker.fallback.mailbox.topics if b":box:" in topic]
 
 
 async def test_client_that_leaves_ends_its_session_in_the_other_worker(bench):
@@ -72,9 +72,8 @@ async def test_break_of_the_link_ends_what_was_relayed(bench, kind):
 
 async def test_poll_ends_with_an_error_when_its_answer_may_be_lost(bench):
     client, _, other = await relayed(bench, "xhr")
-    relay = other.fallback.relay
     # The link breaks, and is back before the client polls again.
-    relay._link_lost()
+    other.fallback.mailbox.connection_lost()
     with pytest.raises(FallbackClosed, match="interrupted") as closed:
         await client.until("never")
     assert closed.value.code == 1006
@@ -100,7 +99,7 @@ async def test_owner_that_vanishes_is_noticed(bench, client_of_redis):
         while client.socket.closed is None:
             await asyncio.sleep(0.01)
     await bench.settled(other, lambda: not other.fallback.relay.waiting)
-    assert not other.fallback.lost_sends._noted
+    assert not other.fallback.lost_sends.noted
     statuses = {await client.socket.send_raw(b'["x"]')}
     # The worker that can't be reached is asked again, until its session is marked as ended.
     while 404 not in statuses:
@@ -127,7 +126,8 @@ async def test_sends_reach_the_session_in_order_over_two_workers(bench):
 
 async def test_malformed_messages_of_other_workers_are_refused(bench):
     worker = await bench.start()
-    worker.fallback.relay._received(b"\x00nonsense")
+    (topic,) = topics_of(worker)
+    assert await worker.link.ask(b"PUBLISH", topic, b"\x00nonsense") == 1
     client = await bench.fallback(worker)
     await client.subscribe("a")
 

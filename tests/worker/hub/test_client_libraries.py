@@ -1,6 +1,5 @@
 """When connections came, and with which library."""
 
-from redpoll.worker.hub import client_libraries as module
 from redpoll.worker.hub.client_libraries import ClientLibraries
 
 
@@ -24,6 +23,10 @@ def test_names_are_short_and_printable():
 
 def test_the_number_of_names_is_bounded():
     libraries = ClientLibraries(lambda: 1.0)
-    for at in range(1_000):
+    first = libraries.note({"client": "c0"})
+    for at in range(1, 100):
         libraries.note({"client": f"c{at}"})
-    assert len(libraries._last) <= module._MAX_LIBRARIES
+    assert libraries.note({"client": "c0"}) is first
+    libraries.note({"client": "one more"})
+    # All are forgotten then, and each connection after that begins a new object.
+    assert libraries.note({"client": "c0"}) is not first

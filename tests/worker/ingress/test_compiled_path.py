@@ -17,6 +17,7 @@ from redpoll.config.proxies import NO_PROXIES
 from redpoll.http import reader
 from redpoll.http.connection import State
 from redpoll.http.errors import error_response
+from redpoll.http.head import FieldTable
 from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields
 from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.client_addresses import ClientAddresses
@@ -305,7 +306,7 @@ BODIES = [b"abcd", b"4\r\nabcd\r\n0\r\n\r\n", b"4;a=b\r\nabcd\r\n0\r\n\r\n", b"2
 def test_what_two_readers_could_understand_differently_is_not_read_in_c(lines, version):
     for body in [*BODIES, b""]:
         data = b"POST /apps/1/events?a=b HTTP/%b\r\nHost: h\r\n%b\r\n\r\n%b" % (version, lines, body)
-        assert pack_simple(data, 1, 0, b"192.0.2.1", http_requests._KINDS) is None
+        assert pack_simple(data, 1, 0, b"192.0.2.1", FieldTable(FIELDS).kinds) is None
 
 
 def test_a_kept_request_that_is_not_whole_in_time_is_refused_by_control():

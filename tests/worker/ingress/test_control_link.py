@@ -78,7 +78,7 @@ async def test_when_control_dies_sent_requests_are_unconfirmed_and_queued_ones_u
     link.forget(forgotten.number)
     await wait_until(lambda: len(control.requests) == 2)
     unsent = send(link)
-    link._drop("as when the socket breaks within this pass")
+    link.close()
     assert (sent.ends, unsent.ends, forgotten.ends) == ([("unanswered", True)], [("unanswered", False)], [])
     assert link.unconfirmed_total == 1
     assert link.is_open()
@@ -132,7 +132,7 @@ async def test_thousands_without_an_answer_are_told_in_turns(link, control, wait
     requesters = [Slow() for _ in range(10)]
     numbers = [link.send(requester, 0, b"POST", b"192.0.2.1", b"/a", b"", b"") for requester in requesters]
     await wait_until(lambda: len(control.requests) == 10)
-    link._drop("broken")
+    link.close()
     assert told == requesters[:1]
     link.forget(numbers[9])
     await wait_until(lambda: len(told) == 9)

@@ -387,7 +387,7 @@ async def test_requests_under_way_are_bounded(open_wire, control, wait_until):
 async def test_idle_connections_make_room_and_busy_ones_do_not(open_wire, control, wait_until):
     idle = await open_wire()
     http = idle.worker.gate.http
-    http._max_connections = 2
+    http.max_connections = 2
     idle.send(GET % 1)
     await idle.next()
     control.answer = lambda request: None

@@ -36,7 +36,11 @@ class Connection(ReadingConnection):
 
 @pytest.fixture
 def connection() -> Connection:
-    server = SimpleNamespace(table=None, idle={}, draining=False, reading_bytes=0)
+    return connection_of()
+
+
+def connection_of(**more) -> Connection:
+    server = SimpleNamespace(table=None, idle={}, draining=False, reading_bytes=0, **more)
     return Connection(server, Stream(), "127.0.0.1", 0)
 
 
@@ -82,10 +86,10 @@ def test_client_of_http_1_0_gets_one_answer(connection):
     assert connection.stream.ended == [b"HTTP/1.1 200 OK\r\nConnection: close\r\nVary: Origin\r\n\r\n"]
 
 
-def test_deadline_of_the_connection_does_not_end_a_reader_that_control_will_answer(connection):
+def test_deadline_of_the_connection_does_not_end_a_reader_that_control_will_answer():
     """An answer now would be followed by a second one, which the next request would get."""
-    server, waits = connection._server, []
-    server.idle_timeout_s, server.wait = 60.0, lambda stream, seconds: waits.append(seconds)
+    waits = []
+    connection = connection_of(idle_timeout_s=60.0, wait=lambda stream, seconds: waits.append(seconds))
     reader = begun(connection)
     connection.late()
     assert (reader.state.name, waits) == ("ASKING", [60.0])

@@ -92,7 +92,7 @@ async def test_a_closed_connection_leaves_nothing():
     table.waiting.wait_writable(replay)
     table.waiting.forget(replay)
     table.waiting.closed(replay.connection)
-    assert not table.waiting._queues
+    assert len(table.waiting) == 0
     assert not table.waiting._awaited
 
 

@@ -58,13 +58,15 @@ class _Sending(Request):
 
 
 class Fallback:
-    """One per worker. `begin` says what it works with, before the first request; `beat` four times a second."""
+    """One per worker. `begin` says what it works with, before the first request; `beat` four times a second.
+
+    `mailbox`: where messages of other workers come."""
 
     def __init__(
         self, link: Link, keys: Keys, mailbox: Mailbox, directory: Directory, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._claims = Claims(link, keys, mailbox.address)
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._directory = directory
         self._loop = loop
         self._gate: Gate
@@ -77,8 +79,8 @@ class Fallback:
         self._gate = gate
         self._trusted = TrustedProxies(gate.settings.trusted_proxies)
         self.sessions = Sessions(gate, self._claims)
-        self.lost_sends = LostSends(self._mailbox, self.sessions)
-        self.relay = Relay(self._mailbox, self.sessions, self.lost_sends, self._loop)
+        self.lost_sends = LostSends(self.mailbox, self.sessions)
+        self.relay = Relay(self.mailbox, self.sessions, self.lost_sends, self._loop)
 
     def beat(self) -> None:
         self.sessions.beat()
@@ -153,7 +155,7 @@ class Fallback:
     ) -> None:
         if owner is None or (owner == "" and self.lost_sends.unsure):
             sending.answer(503)
-        elif owner in ("", ENDED, self._mailbox.address):
+        elif owner in ("", ENDED, self.mailbox.address):
             sending.answer(404)
         else:
             self.relay.bring(owner, name, number, body, sending.answer)
@@ -205,7 +207,7 @@ class Fallback:
             waiting.refuse(responses.failed(status, cors))
 
         def foreign(owner: str) -> None:
-            if owner in ("", self._mailbox.address):
+            if owner in ("", self.mailbox.address):
                 not_there(404)
                 return
             self.relay.attach(owner, name, waiting, target.number, not_there)
@@ -246,7 +248,7 @@ class Fallback:
     def _unable(self, http: PublicConnection, request: ParsedRequest, cors: str) -> bytes | None:
         """The answer if other workers, or Redis, can't be asked."""
         gate = self._gate
-        if not self._mailbox.up:
+        if not self.mailbox.up:
             return responses.failed(503, cors)
         if http.authenticated or gate.strangers.reserve(http.stream, gate.http.client_of(http, request)):
             return None

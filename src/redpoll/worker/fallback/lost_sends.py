@@ -40,14 +40,15 @@ _UNSURE_S: Final = 30.0
 
 
 class LostSends:
-    """Call `link_lost` and `link_up` as the mailbox does, and `beat` four times a second."""
+    """Call `link_lost` and `link_up` as the mailbox does, and `beat` four times a second.
+
+    `noted`: the sessions, with the status that the request got and the network that the note counts for."""
 
     def __init__(self, mailbox: Mailbox, sessions: Sessions) -> None:
         self.unsure_s = _UNSURE_S
         self._mailbox = mailbox
         self._sessions = sessions
-        # The status that the request got, and the network that the note counts for.
-        self._noted: dict[SessionName, tuple[int, str]] = {}
+        self.noted: dict[SessionName, tuple[int, str]] = {}
         self._of_network: Counter[str] = Counter()
         # Networks of which one more was refused, since they last had none.
         self._full_networks: set[str] = set()
@@ -63,7 +64,7 @@ class LostSends:
 
     def note(self, name: SessionName, status: int, network: tuple[str, int]) -> None:
         """An xhr_send of this session got this status. `network` as of Strangers.counted_as."""
-        if name in self._noted:
+        if name in self.noted:
             return
         counted, factor = network
         limit = factor * _MAX_OF_NETWORK
@@ -72,11 +73,11 @@ class LostSends:
                 self._full_networks.add(counted)
                 log.warning("xhr_sends of too many sessions of one network are lost", network=counted, remembered=limit)
             return
-        if len(self._noted) >= _MAX_NOTED:
+        if len(self.noted) >= _MAX_NOTED:
             return
-        self._noted[name] = status, counted
+        self.noted[name] = status, counted
         self._of_network[counted] += 1
-        if len(self._noted) == _MAX_NOTED:
+        if len(self.noted) == _MAX_NOTED:
             log.error("xhr_sends of too many sessions are lost, further ones are not remembered", count=_MAX_NOTED)
 
     def link_lost(self) -> None:
@@ -88,8 +89,8 @@ class LostSends:
 
     def beat(self) -> None:
         self._tick += 1
-        if self._noted and self._tick % _LOOK_TICKS == 0:
-            self._looking = deque(self._noted)
+        if self.noted and self._tick % _LOOK_TICKS == 0:
+            self._looking = deque(self.noted)
             self._slices.start()
 
     def _look_one(self) -> bool:
@@ -100,14 +101,14 @@ class LostSends:
         return True
 
     def _owner_known(self, name: SessionName, owner: str | None) -> None:
-        if name not in self._noted or owner is None or (owner == "" and self.unsure):
+        if name not in self.noted or owner is None or (owner == "" and self.unsure):
             return
         if owner in ("", ENDED):
             self._forget(name)
         elif owner == self._mailbox.address:
             session = self._sessions.by_name.get(name)
             if session is not None:
-                session.message_lost(self._noted[name][0])
+                session.message_lost(self.noted[name][0])
             self._forget(name)
         else:
             self._tell(name, owner, partial(self._delivered, name))
@@ -126,12 +127,12 @@ class LostSends:
             self._forget(name)
 
     def _tell(self, name: SessionName, owner: str, done: Callable[[bool], None]) -> None:
-        if name in self._noted:
-            message = Missed(0, self._mailbox.address, name.key, name.session, self._noted[name][0])
+        if name in self.noted:
+            message = Missed(0, self._mailbox.address, name.key, name.session, self.noted[name][0])
             self._mailbox.send(owner, encode(message), done)
 
     def _forget(self, name: SessionName) -> None:
-        noted = self._noted.pop(name, None)
+        noted = self.noted.pop(name, None)
         if noted is not None:
             self._of_network[noted[1]] -= 1
             if not self._of_network[noted[1]]:

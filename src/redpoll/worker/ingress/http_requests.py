@@ -308,7 +308,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         self.link = ControlLink(path)
         self.max_requests = MAX_REQUESTS
         self._writable_signal = writable_signal
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._credentials = credentials
         self.client_addresses = ClientAddresses(settings.trusted_proxies)
         self._janitor = janitor
@@ -332,7 +332,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def begin(self, connection: Connection, peer: str, secure: bool, data: bytes) -> None:
         """Serve a connection that speaks HTTP. `data` is what came first."""
-        full = len(self.connections) >= self._max_connections
+        full = len(self.connections) >= self.max_connections
         full = full and not self.strangers.make_http_room(peer) and not self.close_idle()
         made = PublicConnection(self, connection, peer, SECURE if secure else 0)
         if full:
