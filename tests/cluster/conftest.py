@@ -302,10 +302,9 @@ def make_app() -> Callable[..., App]:
 
 
 @pytest.fixture
-async def link(redis, monkeypatch) -> AsyncIterator[Link]:
+async def link(redis) -> AsyncIterator[Link]:
     """A link of the test's own, to look into Redis or to act as control. It sends no commands by itself."""
-    monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 3600.0)
-    link = Link(redis.url, first_delay_s=0.01, max_delay_s=0.05)
+    link = Link(redis.url, first_delay_s=0.01, max_delay_s=0.05, look_every_s=3600.0)
     link.start()
     async with asyncio.timeout(60):
         await link.wait_up()

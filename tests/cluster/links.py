@@ -18,8 +18,8 @@ def quick_link(url: str) -> Link:
 
 def transports(link: Link) -> list[Any]:
     """Those of the link's present connections: one, or one to each master of a Cluster."""
-    links = link._links.values() if isinstance(link, ClusterLink) else (link,)
-    return [part._connection._transport for part in links if part._connection is not None]
+    links = link.links.values() if isinstance(link, ClusterLink) else (link,)
+    return [part.connection.transport for part in links if part.connection is not None]
 
 
 def note_holds(registry: Registry, note: Callable[[str], None]) -> None:

@@ -13,7 +13,9 @@ from helpers.unkeyed import shard
 from redpoll.cluster.bus import Bus
 from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.keys import TAGS
+from redpoll.cluster.redis.slot_map import SlotMap
 
 APP = "7"
 CHANNELS = 640
@@ -34,9 +36,9 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _patient_with_nodes(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.slot_map._ANSWER_WITHIN_S", 60.0)
-    monkeypatch.setattr("redpoll.cluster.redis.cluster_link._CONNECTED_WITHIN_S", 60.0)
-    monkeypatch.setattr("redpoll.cluster.redis.cluster_link._REPEAT_FOR_S", 60.0)
+    monkeypatch.setitem(SlotMap.__init__.__kwdefaults__, "answer_within_s", 60.0)
+    monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "connected_within_s", 60.0)
+    monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "repeat_for_s", 60.0)
 
 
 def slot_of(at: int) -> int:
@@ -138,8 +140,8 @@ async def test_failed_master_makes_no_channels_of_the_others_written_again(
 ):
     a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
     sockets = await hold_many(a, wait_until)
-    failing = next(node for node in cluster.masters() if node.port == a.link._masters[MOVING][1])
-    failed = {at for at in range(64) if a.link._masters[at][1] == failing.port}
+    failing = next(node for node in cluster.masters() if node.port == a.link.masters[MOVING][1])
+    failed = {at for at in range(64) if a.link.masters[at][1] == failing.port}
     assert 0 < len(failed) < 64
     others = [socket for socket in sockets if shard(APP, socket.channel) not in failed]
     held, topics = note_written(a)
@@ -185,7 +187,7 @@ async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name
 ):
     a, b = [await start_worker(k, server=cluster, beat_s=60.0) for k in (1, 2)]
     sockets = await hold_many(a, wait_until)
-    w, read, may_return = a.registry.worker_id, a.link._map.read, asyncio.Event()
+    w, read, may_return = a.registry.worker_id, a.link.slot_map.read, asyncio.Event()
 
     async def read_later():
         await may_return.wait()
@@ -193,7 +195,7 @@ async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name
 
     for is_known in (True, False):
         may_return.clear()
-        a.link._map.read = read_later
+        a.link.slot_map.read = read_later
         a.link.drop_connection(MOVING, "for the test")
         assert a.registry.connection_state is ConnectionState.PARTLY
         await Reaper(b.link, b.keys, "ffffffffffff").reap(a.registry.worker_id)

@@ -153,9 +153,7 @@ class Node:
             worker = self.workers.pop(k)
             self.history.forget(worker)
             await worker.kill()
-        self.heartbeat._task.cancel()
-        await asyncio.gather(self.heartbeat._task, return_exceptions=True)
-        await self.heartbeat._link.close()
+        await self.heartbeat.link.close()
         await self.end_leading()
         await self.link.close()
 
@@ -169,7 +167,7 @@ class Node:
             transport.resume_reading()
 
     def transports(self) -> list:
-        return transports(self.link) + transports(self.heartbeat._link)
+        return transports(self.link) + transports(self.heartbeat.link)
 
     # -- the heartbeat's listener
 
@@ -344,7 +342,7 @@ class History(RandomHistory):
             await asyncio.sleep(self.random.random() * 2 * PAUSE_S)
             self.resume_all()
         elif chance < 0.87:
-            for link in (node.link, node.heartbeat._link):
+            for link in (node.link, node.heartbeat.link):
                 link.drop("cut")
         elif chance < 0.93 and self.kind == "cluster":
             # The workers go on meanwhile.

@@ -32,6 +32,7 @@ class Supervisor:
     ):
         self.run, self.name, self.store, self.stored_term, self.started = run, name, store, term, started
         self.workers = [1, 2]
+        self.beat = 0
         self.lifecycle = Lifecycle.SERVING
         self.fitness = Fitness.FIT
         self.is_joined = False
@@ -45,12 +46,12 @@ class Supervisor:
         self.heartbeat.start()
         self.heartbeat.know_store(self.store, self.stored_term)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """As a killed process does, sends nothing any more."""
-        self.heartbeat._task.cancel()
-        self.heartbeat._link.drop("killed")
+        await self.heartbeat.link.close()
 
     def describe(self, store: str, beat: int) -> Node:
+        self.beat = beat
         return Node(
             name=self.name,
             version="1",
@@ -118,7 +119,7 @@ async def test_nothing_is_written_before_the_record_store_is_known(make, redis, 
     link = Link(redis.url)
     link.start()
     await link.wait_up()
-    await wait_until(lambda: one.heartbeat._link.up)
+    await wait_until(lambda: one.heartbeat.link.up)
     assert await link.ask(b"EXISTS", Keys().nodes) == 0
     one.heartbeat.know_store("s", 0)
     await wait_until(lambda: one.is_joined)
@@ -132,7 +133,7 @@ async def test_another_node_leads_when_the_leader_is_killed(make, wait_until):
     two.start()
     await wait_until(lambda: one.sees(one=True, two=True) and two.sees(one=True, two=True))
     assert not two.leads
-    one.kill()
+    await one.kill()
     await wait_until(lambda: two.leads)
     assert two.terms == [2]
     # After a stall of this process, its counts begin again.
@@ -169,7 +170,7 @@ async def test_restarted_node_leads_at_once_with_a_greater_term(make, wait_until
     first = make("a", "one", started=100.0)
     first.start()
     await wait_until(lambda: first.leads)
-    first.kill()
+    await first.kill()
     again = make("b", "one", started=200.0, term=1)
     again.start()
     await wait_until(lambda: again.leads)
@@ -196,7 +197,7 @@ async def test_killed_node_with_another_record_store_is_in_the_way_only_until_it
     one, two = make("a", "one"), make("b", "two", store="t")
     one.start()
     await wait_until(lambda: one.leads)
-    one.kill()
+    await one.kill()
     two.start()
     await wait_until(lambda: two.leads)
     assert two.sentences == []
@@ -247,7 +248,7 @@ async def test_terms_do_not_repeat_after_redis_lost_its_data(make, redis, wait_u
     await wait_until(lambda: one.terms == [42])
     two.start()
     await wait_until(lambda: two.is_joined)
-    one.kill()
+    await one.kill()
     redis.flush()
     await wait_until(lambda: two.terms == [43])
 
@@ -282,8 +283,8 @@ async def test_term_that_the_record_store_has_seen_is_replaced_by_a_greater_one(
 
 
 async def beats(supervisor: Supervisor, count: int) -> None:
-    until = supervisor.heartbeat._beat + count
-    while supervisor.heartbeat._beat < until:
+    until = supervisor.beat + count
+    while supervisor.beat < until:
         await asyncio.sleep(EVERY_S / 10)
 
 
@@ -303,10 +304,9 @@ async def test_hanging_redis_costs_the_lead_but_no_restart(make, own_redis, wait
     one.start()
     await wait_until(lambda: one.leads)
     own_redis.kill()
-    await wait_until(lambda: not one.heartbeat._link.up)
+    await wait_until(lambda: not one.heartbeat.link.up)
     own_redis.start()
-    beat = one.heartbeat._beat
-    await wait_until(lambda: one.heartbeat._beat > beat + 1)
+    await asyncio.wait_for(beats(one, 2), 60)
     await one.heartbeat.leave()
 
 
@@ -344,6 +344,6 @@ async def test_less_fit_node_does_not_take_a_free_lead_while_a_fitter_one_lives(
     await one.heartbeat.leave()
     await wait_until(lambda: three.leads)
     assert two.terms == []
-    three.kill()
+    await three.kill()
     # Nobody else is left.
     await wait_until(lambda: two.leads)

@@ -61,7 +61,9 @@ class Listener(Protocol):
 
 class Heartbeat:
     """`describe(store, beat)` returns what the node says about itself now. Call `start`, and `know_store` as soon as
-    the control process knows its record store; nothing is written before. Create it inside the running loop."""
+    the control process knows its record store; nothing is written before. Create it inside the running loop.
+
+    `link` is its connection to Redis."""
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class Heartbeat:
         self._describe = describe
         self._listener = listener
         self._every_s = every_s
-        self._link = open_link(redis_url, max_delay_s=_MAX_DELAY_S)
-        self._keys = Keys(prefix, sharded=self._link.sharded)
+        self.link = open_link(redis_url, max_delay_s=_MAX_DELAY_S)
+        self._keys = Keys(prefix, sharded=self.link.sharded)
         self._nodes = Nodes(run, every_s)
         self._answered_at = float("-inf")
         self._store: str | None = None
@@ -102,16 +104,16 @@ class Heartbeat:
     @property
     def answered_s_ago(self) -> float:
         """How long ago Redis last answered a heartbeat; infinite while there is no connection."""
-        return self._link.clock() - self._answered_at if self._link.up else float("inf")
+        return self.link.clock() - self._answered_at if self.link.up else float("inf")
 
     @property
     def connects(self) -> int:
         """How many connections to Redis were made."""
-        return self._link.connects
+        return self.link.connects
 
     def start(self) -> None:
         """Starts to connect to Redis."""
-        self._link.start(on_up=self._connected, on_push=self._news_received)
+        self.link.start(on_up=self._connected, on_push=self._news_received)
         self._task = asyncio.get_running_loop().create_task(self._run_forever(), name="heartbeat")
 
     def know_store(self, store: str, term: int) -> None:
@@ -127,7 +129,7 @@ class Heartbeat:
         self._wake.set()
 
     def _connected(self) -> None:
-        self._link.subscribe([self._keys.news])
+        self.link.subscribe([self._keys.news])
         self._quick = _QUICK_BEATS
         self._wake.set()
 
@@ -144,18 +146,18 @@ class Heartbeat:
             call = lead_call(self._keys, self._run, None, may_lead=False, replaces="", seen_term=0, dead=())
             with contextlib.suppress(LinkDown, hiredis.ReplyError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_WITHIN_S):
-                    await self._link.execute(LEAD, *call)
-        await self._link.close()
+                    await self.link.execute(LEAD, *call)
+        await self.link.close()
 
     async def _run_forever(self) -> None:
         while True:
-            await self._link.wait_up()
+            await self.link.wait_up()
             if self._store is not None:
                 try:
                     async with asyncio.timeout(_ANSWER_WITHIN_S):
                         await self._send()
                 except TimeoutError:
-                    self._link.drop(f"a heartbeat was unanswered for {_ANSWER_WITHIN_S:g} s")
+                    self.link.drop(f"a heartbeat was unanswered for {_ANSWER_WITHIN_S:g} s")
                 except LinkDown:
                     # The link logs it and reconnects.
                     pass
@@ -186,14 +188,14 @@ class Heartbeat:
             dead=nodes.dead,
             gives_up=gives_up,
         )
-        status, leader, flat, drain_within_s, known = await self._link.execute(LEAD, *call)
-        self._answered_at = self._link.clock()
+        status, leader, flat, drain_within_s, known = await self.link.execute(LEAD, *call)
+        self._answered_at = self.link.clock()
         nodes.read(leader, entries_of(flat), self._answered_at, lost=self._joined and not known)
         if status == REFUSED:
             self._refuse(self._store)
             return
         if has_news or gives_up:
-            self._link.call(self._keys.publish, self._keys.news, self._run)
+            self.link.call(self._keys.publish, self._keys.news, self._run)
         if not self._joined:
             self._joined = True
             self._listener.joined()
@@ -209,7 +211,7 @@ class Heartbeat:
         if not fitter:
             self._outdone_at = None
             return False
-        now = self._link.clock()
+        now = self.link.clock()
         if self._outdone_at is None:
             self._outdone_at = now
         if now - self._outdone_at < _OUTDONE_BEATS * self._every_s:

@@ -17,6 +17,7 @@ from redpoll.cluster.redis.cluster_link import ClusterLink, open_link
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import REGISTER
+from redpoll.cluster.redis.slot_map import SlotMap
 from redpoll.protocol.apps import App
 
 APP = "7"
@@ -31,8 +32,13 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _patient_with_nodes(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.slot_map._ANSWER_WITHIN_S", 60.0)
-    monkeypatch.setattr("redpoll.cluster.redis.cluster_link._REPEAT_FOR_S", 60.0)
+    monkeypatch.setitem(SlotMap.__init__.__kwdefaults__, "answer_within_s", 60.0)
+    monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "repeat_for_s", 60.0)
+
+
+@pytest.fixture
+def looks_often(monkeypatch):
+    monkeypatch.setitem(Link.__init__.__kwdefaults__, "look_every_s", 0.02)
 
 
 @pytest.fixture
@@ -81,7 +87,12 @@ async def test_all_connections_are_answered_last_if_the_link_is(cluster):
     link = open_link(cluster.url, is_answered_last=True)
     link.start()
     await link.wait_up()
-    assert {one._connection._is_answered_last for one in link._links.values()} == {True}
+    for connection in (one.connection for one in link.links.values()):
+        queued = connection.queued
+        connection.send(hiredis.pack_command((b"ECHO", b"x")), lambda reply: None)
+        connection.flush()
+        # The other one is the command that publishes nothing.
+        assert connection.queued == queued + 2
     await link.close()
 
 
@@ -132,14 +143,13 @@ async def test_packed_commands_go_to_several_masters_and_are_answered(link):
 
 
 async def test_silent_master_holds_up_no_answer_of_the_others_and_gets_no_more_publishes(
-    link, cluster, wait_until, monkeypatch
+    looks_often, link, cluster, wait_until
 ):
     names = keys()
-    silent = next(node for node in cluster.masters() if node.port == link._of_shard[0]._address[1])
-    monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 0.02)
+    silent = next(node for node in cluster.masters() if node.port == link.masters[0][1])
     in_order = sorted(channels(SHARDS), key=lambda one: shard(APP, one))
     topics = [names.topic(APP, channel) for channel in in_order]
-    held_up = {at for at in range(SHARDS) if link._of_shard[at] is link._of_shard[0]}
+    held_up = {at for at in range(SHARDS) if link.masters[at] == link.masters[0]}
     commands = publishes(names, in_order)
     before, after = Replies(SHARDS), Replies(SHARDS)
     silent.signal(signal.SIGSTOP)
@@ -208,7 +218,7 @@ async def test_topics_that_are_left_while_their_slot_moves_mix_up_no_answers(lin
     names = keys()
     at, channel = shard(APP, channels(4)[3]), channels(4)[3]
     topic, outcomes, answers = names.topic(APP, channel), [], {}
-    same_master = [one for one in range(SHARDS) if link._of_shard[one] is link._of_shard[at] and one != at]
+    same_master = [one for one in range(SHARDS) if link.masters[one] == link.masters[at] and one != at]
     confirmed = asyncio.get_running_loop().create_future()
     link.subscribe([topic], confirmed.set_result)
     await confirmed
@@ -232,7 +242,7 @@ async def test_calls_that_meet_a_moving_slot_are_repeated_in_order(link, monkeyp
     names = keys()
     channel = channels(2)[1]
     key = names.cached(APP, channel)
-    part, refusals, replies = link._of_shard[shard(APP, channel)], [3], []
+    part, refusals, replies = link.links[link.masters[shard(APP, channel)]], [3], []
     call = part.call
 
     def refusing(*command, done):
@@ -261,8 +271,8 @@ async def test_connection_to_one_master_that_delivers_no_messages_is_replaced(cl
     reasons = []
     with Proxy(("127.0.0.1", deaf.port), splits_replies=True) as proxy:
         link = open_link(cluster.url)
-        url_of = link._map.url_of
-        link._map.url_of = lambda address: (
+        url_of = link.slot_map.url_of
+        link.slot_map.url_of = lambda address: (
             f"redis://127.0.0.1:{proxy.port}" if address[1] == deaf.port else url_of(address)
         )
         canary = Canary(link, keys(), "0123456789ab", 1, 0.05)
@@ -298,13 +308,13 @@ async def test_calls_for_shards_of_other_masters_go_on_while_one_is_away(cluster
     by_shard = {shard(APP, channel): names.cached(APP, channel) for channel in channels(SHARDS)}
     with Proxy(("127.0.0.1", away.port)) as proxy:
         link = ClusterLink(cluster.url)
-        url_of, read = link._map.url_of, link._map.read
-        link._map.url_of = lambda address: (
+        url_of, read = link.slot_map.url_of, link.slot_map.read
+        link.slot_map.url_of = lambda address: (
             f"redis://127.0.0.1:{proxy.port}" if address[1] == away.port else url_of(address)
         )
         link.start()
         await link.wait_up()
-        kept = {at for at in range(SHARDS) if link._masters[at][1] != away.port}
+        kept = {at for at in range(SHARDS) if link.masters[at][1] != away.port}
         assert 0 < len(kept) < SHARDS
         # New connections to this master get no answer.
         proxy.stall()
@@ -327,9 +337,9 @@ async def test_calls_for_shards_of_other_masters_go_on_while_one_is_away(cluster
         proxy.stall()
         proxy.cut()
         await wait_until(lambda: not link.up)
-        link._map.read = no_two_agree
+        link.slot_map.read = no_two_agree
         await wait_until(lambda: not link.kept_shards)
-        link._map.read = read
+        link.slot_map.read = read
         proxy.resume()
         await link.wait_up()
         assert link.kept_shards == frozenset()

@@ -142,7 +142,7 @@ async def test_slices_of_what_came_go_on_after_the_connection_has_ended(wait_unt
             theirs.close()
             ask()
         if item == 1000:
-            assert connection._transport is None
+            assert connection.transport is None
             ask()
 
     connection, theirs = await connection_to(SimpleNamespace(append=seeing))
@@ -241,7 +241,7 @@ async def test_commands_that_are_not_written_yet_are_left_out_when_nobody_waits_
         for _ in range(30):
             link.call(b"SET", b"filler", big)
         link.flush()
-        await wait_until(lambda: link._connection._blocked)
+        await wait_until(lambda: link.connection.blocked)
         link.call(b"RPUSH", b"left-out", b"1", done=given_up)
         link.call(b"RPUSH", b"written", b"1", done=awaited)
         link.publish(Several(hiredis.pack_command((b"RPUSH", b"left-out", b"2")) * 3, 3), many_given_up)
@@ -278,7 +278,7 @@ async def test_commands_that_wait_for_the_kernel_are_written_in_order_and_slices
     try:
         link.call(b"SET", b"filler", bytes(32 * 1024 * 1024))
         link.flush()
-        await wait_until(lambda: link._connection._blocked)
+        await wait_until(lambda: link.connection.blocked)
         for number in range(count):
             link.call(b"RPUSH", b"waited", b"%0400d" % number, done=Waiting())
         assert link.unanswered == count + 1
@@ -310,13 +310,13 @@ QUESTION = hiredis.pack_command((b"ECHO", b"answer"))
 
 
 async def test_publishes_and_their_question_are_written_at_once_after_what_was_queued(link):
-    replies, before = [], link._connection.queued
+    replies, before = [], link.connection.queued
     link.call(b"RPUSH", b"list", b"first", done=replies.append)
-    assert link._connection.queued == before
+    assert link.connection.queued == before
     link.publish_now(pushes(b"a", b"b"), replies.append, QUESTION, replies.append)
-    assert link._connection.queued == before + 4
+    assert link.connection.queued == before + 4
     link.publish_now(pushes(b"c"), replies.append, QUESTION, replies.append)
-    assert link._connection.queued == before + 6
+    assert link.connection.queued == before + 6
     assert await link.ask(b"LRANGE", b"list", 0, -1) == [b"first", b"a", b"b", b"c"]
     assert replies == [1, 2, 3, b"answer", 4, b"answer"]
 
@@ -329,7 +329,7 @@ async def test_publishes_and_their_question_wait_for_the_kernel_in_order_and_end
     try:
         link.call(b"SET", b"filler", bytes(32 * 1024 * 1024))
         link.flush()
-        await wait_until(lambda: link._connection._blocked)
+        await wait_until(lambda: link.connection.blocked)
         link.publish_now(pushes(b"a", b"b"), replies.append, QUESTION, replies.append)
         link.call(b"RPUSH", b"list", b"c", done=replies.append)
     finally:
@@ -350,7 +350,7 @@ async def test_commands_that_wait_for_the_kernel_count_as_congestion_and_end_wit
     try:
         link.call(b"ECHO", bytes(32 * 1024 * 1024))
         link.flush()
-        await wait_until(lambda: link._connection._blocked)
+        await wait_until(lambda: link.connection.blocked)
         for _ in range(33):
             link.call(b"ECHO", bytes(1024 * 1024), done=outcomes.append)
         link.flush()

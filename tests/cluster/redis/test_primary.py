@@ -26,11 +26,16 @@ async def link(own_redis):
 
 
 @pytest.fixture
-async def publisher(link):
+def bus(link):
+    return Bus(link, Keys())
+
+
+@pytest.fixture
+async def publisher(bus):
     async def subscribed():
         pass
 
-    publisher = Publisher(Bus(link, Keys()), subscribed, confirm_s=60.0)
+    publisher = Publisher(bus, subscribed, confirm_s=60.0)
     publisher.open = True
     yield publisher
     publisher.close()
@@ -38,7 +43,7 @@ async def publisher(link):
 
 @pytest.fixture
 def looks_often(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 0.02)
+    monkeypatch.setitem(Link.__init__.__kwdefaults__, "look_every_s", 0.02)
 
 
 async def demote(redis):
@@ -71,17 +76,16 @@ async def test_publish_on_a_replica_is_not_confirmed(own_redis, link, publisher)
 
 
 async def test_publish_is_refused_while_redis_has_too_few_replicas_to_write(
-    own_redis, link, publisher, wait_until, monkeypatch
+    looks_often, own_redis, link, bus, publisher, wait_until
 ):
     own_redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
     with pytest.raises(Unavailable, match="NOREPLICAS"):
         await publisher.publish_all(EVENT, None)
-    monkeypatch.setattr("redpoll.cluster.redis.link._LOOK_EVERY_S", 0.02)
     await wait_until(lambda: link.refusal.startswith("NOREPLICAS"))
-    sent = publisher._bus.published
+    sent = bus.published
     with pytest.raises(Unavailable, match="NOREPLICAS"):
         await publisher.publish_all(EVENT, None)
-    assert publisher._bus.published == sent
+    assert bus.published == sent
     own_redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
     await wait_until(lambda: publisher.takes)
     await publisher.publish_all(EVENT, None)

@@ -21,7 +21,7 @@ def service():
 
 @pytest.fixture(autouse=True)
 def _patient_with_sentinels(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.sentinels._ANSWER_WITHIN_S", 60.0)
+    monkeypatch.setitem(Sentinels.__init__.__kwdefaults__, "answer_within_s", 60.0)
 
 
 async def connected(service) -> Link:
@@ -64,66 +64,28 @@ async def test_unknown_service_is_named_and_credentials_are_not(service):
     await wrong.close()
 
 
-async def test_sentinel_that_missed_a_fail_over_is_not_believed(service):
-    sentinels = Sentinels(RedisUrl.parse(service.url))
-    await sentinels.master()
-    sentinels._epoch += 1
-    with pytest.raises(OSError, match="knows of the last fail-over"):
-        await sentinels.master()
-    await sentinels.close()
+class FakeSentinel:
+    """Answers as one that knows this state of the master and these replicas, at 127.0.0.1:1."""
 
-
-async def test_lower_epoch_is_taken_when_a_majority_has_agreed_on_it_for_some_seconds(service):
-    now = 0.0
-    # The Sentinels know epoch 0 only, as after they were set up anew. A fourth one isn't there.
-    url = service.url.replace("/cache", ",127.0.0.1:1/cache")
-    sentinels = Sentinels(RedisUrl.parse(url), clock=lambda: now)
-    master = await sentinels.master()
-    epoch = sentinels._epoch
-    sentinels._epoch = epoch + 3
-    refused = pytest.raises(OSError, match="knows of the last fail-over")
-    for now in (10.0, 14.9):  # noqa: B007
-        with refused:
-            await sentinels.master()
-    # For a moment no Sentinel answers: nobody knows what they would have said.
-    sentinels._url, known = RedisUrl.parse("redis+sentinel://127.0.0.1:1/cache"), sentinels._url
-    await sentinels.close()
-    with pytest.raises(OSError, match="no Sentinel knows"):
-        await sentinels.master()
-    sentinels._url = known
-    await sentinels.close()
-    for now in (15.0, 19.9):  # noqa: B007
-        with refused:
-            await sentinels.master()
-    now = 20.0
-    assert await sentinels.master() == master
-    assert sentinels._epoch == epoch
-    # Two of four are no majority.
-    sentinels._epoch = epoch + 3
-    sentinels._url = RedisUrl.parse(url.replace(f"127.0.0.1:{service.sentinels[0].port}", "127.0.0.1:2"))
-    await sentinels.close()
-    for now in (30.0, 60.0):  # noqa: B007
-        with refused:
-            await sentinels.master()
-    await sentinels.close()
-
-
-class Promoting:
-    """A Sentinel that carries a fail-over out, and hasn't yet read the INFO of the replica that it promotes."""
-
-    def __init__(self, flags: str, replicas: list[list[str]] | ResponseError) -> None:
+    def __init__(
+        self, *, epoch: int = 3, flags: str = "master", replicas: list[list[str]] | ResponseError | None = None
+    ) -> None:
+        self.epoch = epoch
         self.flags = flags
-        self.replicas = replicas
+        self.replicas = replicas or []
+        self.is_away = False
 
-    def pipeline(self, transaction: bool) -> "Promoting":
+    def pipeline(self, transaction: bool) -> "FakeSentinel":
         self.answers: list[object] = []
         return self
 
     def execute_command(self, *command: str) -> None:
-        master = ["name", "cache", "flags", self.flags, "config-epoch", "3"]
+        master = ["name", "cache", "flags", self.flags, "config-epoch", str(self.epoch)]
         self.answers.append({"MASTER": master, "REPLICAS": self.replicas}.get(command[1], ["127.0.0.1", "1"]))
 
     async def execute(self, raise_on_error: bool = True) -> list[object]:
+        if self.is_away:
+            raise OSError("away")
         answers, self.answers = self.answers, []
         return answers
 
@@ -131,26 +93,75 @@ class Promoting:
         pass
 
 
+def asking(*fakes: FakeSentinel, hosts: str = "a,b,c", **more) -> Sentinels:
+    return Sentinels(RedisUrl.parse(f"redis+sentinel://{hosts}/cache"), connect=lambda _: list(fakes), **more)
+
+
+async def test_sentinel_that_missed_a_fail_over_is_not_believed():
+    informed, late = FakeSentinel(epoch=4), FakeSentinel(epoch=3)
+    sentinels = asking(informed, late)
+    await sentinels.master()
+    informed.is_away = True
+    with pytest.raises(OSError, match="knows of the last fail-over"):
+        await sentinels.master()
+
+
+async def test_lower_epoch_is_taken_when_a_majority_has_agreed_on_it_for_some_seconds():
+    now = 0.0
+    # Of four, one isn't there.
+    fakes = [FakeSentinel(epoch=3) for _ in range(3)]
+    sentinels = asking(*fakes, hosts="a,b,c,d", clock=lambda: now)
+
+    async def refused() -> None:
+        with pytest.raises(OSError, match="knows of the last fail-over"):
+            await sentinels.master()
+
+    def set_up_anew(is_away: bool = False) -> None:
+        for fake in fakes:
+            fake.epoch, fake.is_away = 0, is_away
+
+    master = await sentinels.master()
+    set_up_anew()
+    for now in (10.0, 14.9):  # noqa: B007
+        await refused()
+    # For a moment no Sentinel answers: nobody knows what they would have said.
+    set_up_anew(is_away=True)
+    with pytest.raises(OSError, match="no Sentinel knows"):
+        await sentinels.master()
+    set_up_anew()
+    for now in (15.0, 19.9):  # noqa: B007
+        await refused()
+    now = 20.0
+    # It is the epoch from now on.
+    for _ in range(2):
+        assert await sentinels.master() == master
+    # Two of four are no majority.
+    fakes[0].epoch = 3
+    await sentinels.master()
+    fakes[0].is_away = True
+    for now in (30.0, 60.0):  # noqa: B007
+        await refused()
+
+
 async def test_replica_that_is_promoted_is_taken_before_its_sentinel_names_it():
+    """A Sentinel carries a fail-over out, and hasn't yet read the INFO of the replica that it promotes."""
     replicas = [
         ["ip", "127.0.0.1", "port", "2", "flags", "slave"],
         ["ip", "127.0.0.1", "port", "3", "flags", "slave,promoted"],
     ]
     failing_over = "master,s_down,o_down,failover_in_progress"
-    sentinels = Sentinels(RedisUrl.parse("redis+sentinel://127.0.0.1:26379/cache"))
-    other = Promoting("master,s_down", replicas)
-    sentinels._clients = [other, Promoting(failing_over, replicas)]
-    assert await sentinels.master() == ("127.0.0.1", 3)
+    other = FakeSentinel(flags="master,s_down", replicas=replicas)
+
+    async def master(flags: str, replicas: list[list[str]] | ResponseError) -> tuple[str, int]:
+        return await asking(other, FakeSentinel(flags=flags, replicas=replicas)).master()
+
+    assert await master(failing_over, replicas) == ("127.0.0.1", 3)
     # None is chosen yet.
-    sentinels._clients = [other, Promoting(failing_over, replicas[:1])]
-    assert await sentinels.master() == ("127.0.0.1", 1)
+    assert await master(failing_over, replicas[:1]) == ("127.0.0.1", 1)
     # The master is back while the promotion hangs.
-    sentinels._clients = [other, Promoting("master,failover_in_progress", replicas)]
-    assert await sentinels.master() == ("127.0.0.1", 1)
+    assert await master("master,failover_in_progress", replicas) == ("127.0.0.1", 1)
     # The ACL doesn't allow SENTINEL REPLICAS.
-    sentinels._clients = [other, Promoting(failing_over, ResponseError("NOPERM"))]
-    assert await sentinels.master() == ("127.0.0.1", 1)
-    await sentinels.close()
+    assert await master(failing_over, ResponseError("NOPERM")) == ("127.0.0.1", 1)
 
 
 async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_until):
@@ -170,7 +181,7 @@ async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_u
 
 
 async def test_link_finds_the_master_by_sentinels_that_were_set_up_anew_after_a_fail_over(wait_until, monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.sentinels._AGREED_FOR_S", 0.2)
+    monkeypatch.setitem(Sentinels.__init__.__kwdefaults__, "agreed_for_s", 0.2)
     with sentinel_service() as service:
         link = await connected(service)
         first = service.master()

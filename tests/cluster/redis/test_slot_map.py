@@ -15,13 +15,13 @@ def cluster():
         yield cluster
 
 
-@pytest.fixture(autouse=True)
-def _patient_with_nodes(monkeypatch):
-    monkeypatch.setattr("redpoll.cluster.redis.slot_map._ANSWER_WITHIN_S", 60.0)
+def map_of(url: str) -> SlotMap:
+    """Nodes have a minute to answer, on the slowest machine."""
+    return SlotMap(RedisUrl.parse(url), answer_within_s=60.0)
 
 
 async def test_map_names_the_master_of_each_shard(cluster):
-    slots = SlotMap(RedisUrl.parse(cluster.url))
+    slots = map_of(cluster.url)
     masters = await slots.read()
     assert len(masters) == SHARDS
     # Shards are in the order of their slots, and the masters have equal shares.
@@ -31,11 +31,11 @@ async def test_map_names_the_master_of_each_shard(cluster):
 
 
 async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
-    one = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[3].port}"))
+    one = map_of(f"redis+cluster://127.0.0.1:{cluster.nodes[3].port}")
     assert len(await one.read()) == SHARDS
-    assert len(one._nodes) >= 4
+    assert len(one.nodes) >= 4
     await one.close()
-    alone = SlotMap(RedisUrl.parse(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port},127.0.0.1:1"))
+    alone = map_of(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port},127.0.0.1:1")
     # The second host isn't a node of this cluster, so only one answers. Then the answer names the others.
     with pytest.raises(OSError, match="agree"):
         await alone.read()
@@ -44,13 +44,13 @@ async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
 
 
 async def test_nodes_that_the_cluster_no_longer_has_are_forgotten(cluster):
-    slots = SlotMap(RedisUrl.parse(cluster.url))
+    slots = map_of(cluster.url)
     # It was a node of this cluster once. Now its address may be another cluster's.
     stranger = ("127.0.0.1", 1)
-    slots._nodes.add(stranger)
+    slots.nodes.add(stranger)
     masters = await slots.read()
-    assert stranger not in slots._nodes | slots._clients.keys()
-    assert set(masters) <= slots._nodes
+    assert stranger not in slots.nodes | slots._clients.keys()
+    assert set(masters) <= slots.nodes
     assert await slots.read() == masters
     await slots.close()
 

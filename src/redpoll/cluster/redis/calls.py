@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Done", "LinkDown", "Publishes", "Refused", "ShardCall", "Topics", "settle"]
+__all__ = ["Done", "LinkDown", "Publishes", "Refused", "Replies", "ShardCall", "Topics", "settle"]
 
 # Takes a reply, a hiredis.ReplyError or a LinkDown. If it has an attribute `over` that is true, nobody waits for the
 # reply any more, and a command that isn't written yet is left out.
@@ -41,6 +41,24 @@ def settle(future: "asyncio.Future[Any]", reply: Any) -> None:
         future.set_exception(reply)
     else:
         future.set_result(reply)
+
+
+class Replies:
+    """`done` for several commands: settles `whole` with their replies, in order, or with the first error."""
+
+    __slots__ = ("count", "replies", "whole")
+
+    def __init__(self, count: int, whole: "asyncio.Future[list[Any]]") -> None:
+        self.count = count
+        self.replies: list[Any] = []
+        self.whole = whole
+
+    def __call__(self, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            settle(self.whole, reply)
+        self.replies.append(reply)
+        if len(self.replies) == self.count:
+            settle(self.whole, self.replies)
 
 
 class ShardCall:

@@ -77,10 +77,21 @@ class _Parts:
 
 
 class ClusterLink(Link):
-    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`."""
+    """As `Link`; `url` is `redis+cluster://…` or `rediss+cluster://…`.
+
+    `masters` has the master of each shard, `links` the link to each of them. While the link is down, both are of the
+    time before. `slot_map` is where they are read.
+    """
 
     def __init__(
-        self, url: str, *, clock: Clock = monotonic, first_delay_s: float = 0.05, is_answered_last: bool = False
+        self,
+        url: str,
+        *,
+        clock: Clock = monotonic,
+        first_delay_s: float = 0.05,
+        is_answered_last: bool = False,
+        connected_within_s: float = _CONNECTED_WITHIN_S,
+        repeat_for_s: float = _REPEAT_FOR_S,
     ) -> None:
         super().__init__(
             url,
@@ -90,9 +101,11 @@ class ClusterLink(Link):
             max_delay_s=_MAX_DELAY_S,
             is_answered_last=is_answered_last,
         )
-        self._map = SlotMap(RedisUrl.parse(url))
-        self._links: dict[Address, Link] = {}
-        self._masters: tuple[Address, ...] = ()
+        self.slot_map = SlotMap(RedisUrl.parse(url))
+        self.links: dict[Address, Link] = {}
+        self.masters: tuple[Address, ...] = ()
+        self._connected_within_s = connected_within_s
+        self._repeat_for_s = repeat_for_s
         self._of_shard: tuple[Link, ...] = ()
         # The shards for which calls are made: all while the link is up, and while it is down those that are kept.
         self._up = False
@@ -113,11 +126,11 @@ class ClusterLink(Link):
 
     @property
     def unanswered(self) -> int:
-        return sum(link.unanswered for link in self._links.values())
+        return sum(link.unanswered for link in self.links.values())
 
     @property
     def congested(self) -> bool:
-        return any(link.congested for link in self._links.values())
+        return any(link.congested for link in self.links.values())
 
     @property
     def refusal(self) -> str:
@@ -133,13 +146,13 @@ class ClusterLink(Link):
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         self._lose("closed by us", _ALL)
-        await asyncio.gather(*map(self._close_link, list(self._links)))
-        await self._map.close()
+        await asyncio.gather(*map(self._close_link, list(self.links)))
+        await self.slot_map.close()
 
     def drop(self, reason: str) -> None:
         log.warning("redis connections dropped", reason=reason)
         self._lose(reason, _ALL)
-        for link in self._links.values():
+        for link in self.links.values():
             link.drop(reason)
 
     def shard_of_each_connection(self) -> list[int]:
@@ -149,11 +162,11 @@ class ClusterLink(Link):
         self._of_shard[shard].drop(reason)
 
     def abandon(self, shards: Collection[int]) -> None:
-        for link in self._links.values():
+        for link in self.links.values():
             link.abandon(shards)
 
     def flush(self) -> None:
-        for link in self._links.values():
+        for link in self.links.values():
             link.flush()
 
     # Calls.
@@ -207,7 +220,7 @@ class ClusterLink(Link):
 
         def answered(reply: Any) -> None:
             is_moving = type(reply) is hiredis.ReplyError and str(reply).startswith(_MOVING)
-            if is_moving and at in self._usable and self.clock() - since < _REPEAT_FOR_S:
+            if is_moving and at in self._usable and self.clock() - since < self._repeat_for_s:
                 self._park(at, since, command, done)
             else:
                 done(reply)
@@ -267,7 +280,7 @@ class ClusterLink(Link):
         return [counts[topic] for topic in topics]
 
     async def scan(self, pattern: bytes) -> list[bytes]:
-        by_master = await self._of_all_masters(link.scan(pattern) for link in self._links.values())
+        by_master = await self._of_all_masters(link.scan(pattern) for link in self.links.values())
         return [name for names in by_master for name in names]
 
     async def _of_all_masters(self, answers: Iterable[Awaitable[list[T]]]) -> list[list[T]]:
@@ -297,11 +310,11 @@ class ClusterLink(Link):
 
     async def _connect_all(self) -> None:
         masters = await self._read_map()
-        for address in set(self._links) - set(masters):
+        for address in set(self.links) - set(masters):
             await self._close_link(address)
-        for address in set(masters) - set(self._links):
-            link = self._links[address] = Link(
-                self._map.url_of(address),
+        for address in set(masters) - set(self.links):
+            link = self.links[address] = Link(
+                self.slot_map.url_of(address),
                 clock=self.clock,
                 sharded=True,
                 is_answered_last=self._is_answered_last,
@@ -311,20 +324,18 @@ class ClusterLink(Link):
                 on_down=partial(self._link_down, address),
                 on_moved=partial(self._slot_moved, link),
             )
-        async with asyncio.timeout(_CONNECTED_WITHIN_S):
-            for link in self._links.values():
+        async with asyncio.timeout(self._connected_within_s):
+            for link in self.links.values():
                 await self._wait_up(link, masters)
-        if not all(link.up for link in self._links.values()):
+        if not all(link.up for link in self.links.values()):
             raise OSError("a connection to a master broke at once")
-        self._of_shard = tuple(self._links[address] for address in masters)
-        self._masters = masters
+        self._of_shard = tuple(self.links[address] for address in masters)
+        self.masters = masters
         self.connects += 1
         self._up, self._usable = True, _ALL
         self._is_down.clear()
         self._is_up.set()
-        log.info(
-            "redis connected", connects=self.connects, masters=len(self._links), kept_shards=len(self._kept_shards)
-        )
+        log.info("redis connected", connects=self.connects, masters=len(self.links), kept_shards=len(self._kept_shards))
         try:
             self.on_up()
         except Exception as error:
@@ -334,7 +345,7 @@ class ClusterLink(Link):
         """Reads the map while the link is down. Shards are kept only while two nodes agree that their master is the
         same: one that was cut off with us would go on taking publishes (cluster-allow-pubsubshard-when-down)."""
         try:
-            masters = await self._map.read()
+            masters = await self.slot_map.read()
         except OSError as error:
             self._lose(str(error), _ALL)
             raise
@@ -342,7 +353,7 @@ class ClusterLink(Link):
         return masters
 
     def _lose_changed(self, masters: Sequence[Address]) -> None:
-        changed = {at for at in self._usable if masters[at] != self._masters[at]}
+        changed = {at for at in self._usable if masters[at] != self.masters[at]}
         self._lose("the masters of the cluster changed", changed)
 
     async def _wait_up(self, link: Link, masters: Sequence[Address]) -> None:
@@ -363,17 +374,17 @@ class ClusterLink(Link):
                     await self._is_down.wait()
             except TimeoutError:
                 with contextlib.suppress(OSError):
-                    self._lose_changed(await self._map.read())
+                    self._lose_changed(await self.slot_map.read())
 
     async def _close_link(self, address: Address) -> None:
-        link = self._links.pop(address)
+        link = self.links.pop(address)
         link.release()
         await link.close()
         self.errors += link.errors
         self.handler_errors += link.handler_errors
 
     def _link_down(self, address: Address, reason: str) -> None:
-        link = self._links[address]
+        link = self.links[address]
         shards = {at for at, other in enumerate(self._of_shard) if other is link}
         self._lose(f"the connection to the master at {address[0]}:{address[1]} is lost: {reason}", shards)
 

@@ -72,7 +72,12 @@ class Owner(Protocol):
 
 
 class RedisConnection(asyncio.BufferedProtocol):
-    """One TCP or Unix connection: parses bytes into replies and pushes, packs commands into bytes."""
+    """One TCP or Unix connection: parses bytes into replies and pushes, packs commands into bytes.
+
+    `pending` are those who wait for the answers to what was written. `queued` counts the commands that were written,
+    `queued_bytes` and `answered_bytes` their bytes. `blocked`: the kernel takes no more. `transport` is None before and
+    after the connection.
+    """
 
     def __init__(self, owner: Owner) -> None:
         self.pending: deque[Done] = deque()
@@ -88,9 +93,9 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._out_count = 0
         # (commands queued, bytes queued) at each write; they tell how many of the bytes are answered.
         self._marks: deque[tuple[int, int]] = deque()
-        # The kernel takes no more. What is to be written after that: commands, how many they are, and whose. They are
-        # not among `pending` yet.
-        self._blocked = False
+        self.blocked = False
+        # What is to be written when the kernel takes more: commands, how many they are, and whose. They are not among
+        # `pending` yet.
         self._held: deque[tuple[bytes, int, Done]] = deque()
         # The next slice of it is written in the next pass of the loop.
         self._continues = False
@@ -102,8 +107,8 @@ class RedisConnection(asyncio.BufferedProtocol):
         reader.setmaxbuf(_MAX_PARSER_BYTES)
         self._feed = reader.feed
         self._gets = reader.gets
-        # None before and after the connection, which ended by what `_ended_by` says.
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
+        # By what the connection ended.
         self._ended_by = ""
         # The shard of the last SUNSUBSCRIBE that was confirmed, and how many commands were answered then.
         self._unsubscribed = (-1, 0)
@@ -124,7 +129,7 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Redis or the kernel ended the connection. What came before that is handed out first: after a write that
@@ -132,18 +137,18 @@ class RedisConnection(asyncio.BufferedProtocol):
         if self.lost:
             return
         self._ended_by = str(exc) if exc else "closed by Redis"
-        self._blocked = True
+        self.blocked = True
         self._read_rest()
-        self._transport = None
+        self.transport = None
         if not self._behind:
             self._hand_out()
 
     def _read_rest(self) -> None:
         # During this call uvloop still has the socket. Over TLS the bytes mean nothing here, and are left.
-        assert self._transport is not None
-        if self._transport.get_extra_info("ssl_object") is not None:
+        assert self.transport is not None
+        if self.transport.get_extra_info("ssl_object") is not None:
             return
-        descriptor = self._transport.get_extra_info("socket").fileno()
+        descriptor = self.transport.get_extra_info("socket").fileno()
         with contextlib.suppress(OSError):
             for _ in range(_MAX_REST_READS):
                 data = os.read(descriptor, _READ_BYTES)
@@ -153,7 +158,7 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def send(self, commands: bytes, done: Done, count: int = 1) -> None:
         """Queues commands for this tick's write. `done` gets the reply of each."""
-        if self._blocked or self._held:
+        if self.blocked or self._held:
             self._hold(commands, count, done)
             return
         if not self._out:
@@ -165,7 +170,7 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def send_now(self, commands: bytes, count: int, done: Done, last: bytes, done_of_last: Done) -> None:
         """As `send` of both, written at once."""
-        if self._blocked or self._held:
+        if self.blocked or self._held:
             self._hold(commands, count, done)
             self._hold(last, 1, done_of_last)
             return
@@ -193,7 +198,7 @@ class RedisConnection(asyncio.BufferedProtocol):
             self.pending.append(_ignore)
 
     def flush(self) -> None:
-        if self._transport is None:
+        if self.transport is None:
             # What is left counts as not sent.
             return
         if self._out and not self.lost:
@@ -202,17 +207,17 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._out_count = 0
 
     def _write(self, commands: bytes, count: int) -> None:
-        assert self._transport is not None
+        assert self.transport is not None
         self.queued += count
         self.queued_bytes += len(commands)
         self._marks.append((self.queued, self.queued_bytes))
-        self._transport.write(commands)
+        self.transport.write(commands)
 
     def pause_writing(self) -> None:
-        self._blocked = True
+        self.blocked = True
 
     def resume_writing(self) -> None:
-        self._blocked = False
+        self.blocked = False
         if not self._continues:
             self._write_held()
 
@@ -227,7 +232,7 @@ class RedisConnection(asyncio.BufferedProtocol):
         until = monotonic() + _SLICE_S
         # What was queued before the kernel took no more comes first.
         self.flush()
-        while self._held and not self._blocked:
+        while self._held and not self.blocked:
             self._write_piece()
             if self._held and monotonic() > until:
                 self._continues = True
@@ -280,13 +285,13 @@ class RedisConnection(asyncio.BufferedProtocol):
         if self.lost:
             return
         if behind:
-            if self._transport is not None:
-                self._transport.pause_reading()
+            if self.transport is not None:
+                self.transport.pause_reading()
             self._loop.call_soon(self._hand_out)
-        elif self._transport is None:
+        elif self.transport is None:
             self.lose(self._ended_by)
         elif self._behind:
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         self._behind = behind
 
     def _hand_out_until(self, until: float) -> bool:
@@ -392,8 +397,8 @@ class RedisConnection(asyncio.BufferedProtocol):
             return
         self.lost = True
         self.lost_reason = reason
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
         self._owner.connection_lost(self, reason)
         waiting, self.pending = self.pending, deque()
         sent = len(waiting) - self._out_count

@@ -22,7 +22,7 @@ import hiredis
 import structlog
 
 from redpoll._publish import Commands
-from redpoll.cluster.redis.calls import Done, LinkDown, Publishes, Topics, settle
+from redpoll.cluster.redis.calls import Done, LinkDown, Publishes, Replies, Topics, settle
 from redpoll.cluster.redis.connection import RedisConnection
 from redpoll.cluster.redis.primary import ServerWatch
 from redpoll.cluster.redis.scripts import ALL, Script
@@ -54,24 +54,6 @@ def _ignore_push(topic: bytes, payload: bytes) -> None:
 
 def _nothing() -> None:
     pass
-
-
-class _Replies:
-    """`done` for several commands: settles `whole` with their replies, in order, or with the first error."""
-
-    __slots__ = ("count", "replies", "whole")
-
-    def __init__(self, count: int, whole: "asyncio.Future[list[Any]]") -> None:
-        self.count = count
-        self.replies: list[Any] = []
-        self.whole = whole
-
-    def __call__(self, reply: Any) -> None:
-        if isinstance(reply, Exception):
-            settle(self.whole, reply)
-        self.replies.append(reply)
-        if len(self.replies) == self.count:
-            settle(self.whole, self.replies)
 
 
 class _Run:
@@ -110,7 +92,7 @@ class Link:
 
     `is_answered_last` is for links whose publishes are confirmed to others (RedisConnection.be_answered_last).
 
-    `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
+    `connection` is the present one. `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
     """
 
     def __init__(
@@ -122,6 +104,7 @@ class Link:
         first_delay_s: float = 0.05,
         max_delay_s: float = 1.0,
         handshake_s: float = 5.0,
+        look_every_s: float = _LOOK_EVERY_S,
         is_answered_last: bool = False,
     ) -> None:
         self._server = RedisUrl.parse(url)
@@ -141,8 +124,9 @@ class Link:
         # During a fail-over, what is refused is the old master: the new one must not wait for us.
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
+        self._look_every_s = look_every_s
         self._is_answered_last = is_answered_last
-        self._connection: RedisConnection | None = None
+        self.connection: RedisConnection | None = None
         self._server_watch = ServerWatch()
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
@@ -150,7 +134,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        return self._connection is not None
+        return self.connection is not None
 
     @property
     def kept_shards(self) -> frozenset[int]:
@@ -164,12 +148,12 @@ class Link:
 
     @property
     def unanswered(self) -> int:
-        return self._connection.unanswered if self._connection else 0
+        return self.connection.unanswered if self.connection else 0
 
     @property
     def congested(self) -> bool:
         """More is unanswered than a healthy Redis leaves: stop reading clients until this is False."""
-        return self._connection is not None and self._connection.congested
+        return self.connection is not None and self.connection.congested
 
     @property
     def refusal(self) -> str:
@@ -206,9 +190,9 @@ class Link:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self._connection is not None:
-            self._connection.flush()
-            self._connection.lose("closed by us")
+        if self.connection is not None:
+            self.connection.flush()
+            self.connection.lose("closed by us")
         if self._sentinels is not None:
             await self._sentinels.close()
 
@@ -225,13 +209,13 @@ class Link:
 
     def abandon(self, shards: Collection[int]) -> None:
         """In a Cluster: ends the awaited calls for these shards with LinkDown, and keeps the connections."""
-        if self._connection is not None:
-            self._connection.abandon(shards)
+        if self.connection is not None:
+            self.connection.abandon(shards)
 
     def drop(self, reason: str) -> None:
         """Closes the connection as broken. The link reconnects."""
-        if self._connection is not None:
-            self._connection.lose(reason)
+        if self.connection is not None:
+            self.connection.lose(reason)
 
     def shard_of_each_connection(self) -> list[int]:
         """For each connection, the least shard that uses it. Call it while the link is up."""
@@ -244,7 +228,7 @@ class Link:
     def call(self, *command: Any, done: Done = _ignore) -> None:
         """Queues a command for this tick's write. `done` gets the reply, a ReplyError or a LinkDown, never from within
         this call."""
-        connection = self._connection
+        connection = self.connection
         if connection is None:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
@@ -253,7 +237,7 @@ class Link:
 
     def call_packed(self, command: bytes, done: Done) -> None:
         """As `call`, with a command in RESP."""
-        connection = self._connection
+        connection = self.connection
         if connection is None:
             asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
             return
@@ -262,7 +246,7 @@ class Link:
 
     def publish(self, commands: Commands, done: Publishes) -> None:
         """As `call`, with commands in RESP. `done` gets the reply of each, or a LinkDown for each."""
-        connection = self._connection
+        connection = self.connection
         if connection is None:
             for _ in range(commands.count):
                 asyncio.get_running_loop().call_soon(done, LinkDown(sent=False))
@@ -272,7 +256,7 @@ class Link:
 
     def publish_now(self, commands: Commands, done: Publishes, question: bytes, done_of_question: Done) -> None:
         """As `publish` and then `call_packed`, written at once, not at the end of this pass of the loop."""
-        connection = self._connection
+        connection = self.connection
         if connection is None:
             self.publish(commands, done)
             self.call_packed(question, done_of_question)
@@ -304,8 +288,8 @@ class Link:
 
     def flush(self) -> None:
         """Writes the queued commands now, where waiting for the end of the tick gains nothing."""
-        if self._connection is not None:
-            self._connection.flush()
+        if self.connection is not None:
+            self.connection.flush()
 
     async def scan(self, pattern: bytes) -> list[bytes]:
         """The names of all keys that match. Raises hiredis.ReplyError or LinkDown."""
@@ -328,7 +312,7 @@ class Link:
         if not commands:
             return []
         whole: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        done = _Replies(len(commands), whole)
+        done = Replies(len(commands), whole)
         for command in commands:
             self.call(*command, done=done)
         return await whole
@@ -358,7 +342,7 @@ class Link:
                 log.warning("redis unreachable", reason=reason)
             else:
                 self.connects += 1
-                self._connection = connection
+                self.connection = connection
                 self._is_down.clear()
                 self._is_up.set()
                 log.info("redis connected", connects=self.connects)
@@ -378,9 +362,9 @@ class Link:
             delay_s = min(2 * delay_s, self._max_delay_s)
 
     async def _next_look(self) -> bool:
-        """Waits for the next second. Returns False when the connection is down."""
+        """Waits for the next look. Returns False when the connection is down."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_EVERY_S):
+            async with asyncio.timeout(self._look_every_s):
                 await self._is_down.wait()
         return not self._is_down.is_set()
 
@@ -436,9 +420,9 @@ class Link:
             raise OSError("the server is a replica")
 
     def connection_lost(self, connection: RedisConnection, reason: str) -> None:
-        if connection is not self._connection:
+        if connection is not self.connection:
             return
-        self._connection = None
+        self.connection = None
         self._server_watch.reset()
         self._is_up.clear()
         self._is_down.set()

@@ -35,12 +35,47 @@ _ANSWER_WITHIN_S: Final = 1.0
 _AGREED_FOR_S: Final = 5.0
 
 
-class Sentinels:
-    """The Sentinels of a URL with a `service`. Keeps a connection to each until `close`."""
+def _connect(url: RedisUrl) -> list[Redis]:
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
 
-    def __init__(self, url: RedisUrl, clock: Callable[[], float] = monotonic) -> None:
+    return [
+        Redis(
+            host=host,
+            port=port,
+            username=url.sentinel_username,
+            password=url.sentinel_password,
+            ssl=url.tls,
+            ssl_ca_certs=url.ca_file or None,
+            ssl_certfile=url.cert_file or None,
+            ssl_keyfile=url.key_file or None,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            decode_responses=True,
+        )
+        for host, port in url.hosts
+    ]
+
+
+class Sentinels:
+    """The Sentinels of a URL with a `service`. Keeps a connection to each until `close`. `connect(url)` makes the
+    connections."""
+
+    def __init__(
+        self,
+        url: RedisUrl,
+        *,
+        clock: Callable[[], float] = monotonic,
+        connect: Callable[[RedisUrl], list[Redis]] = _connect,
+        answer_within_s: float = _ANSWER_WITHIN_S,
+        agreed_for_s: float = _AGREED_FOR_S,
+    ) -> None:
         self._url = url
         self._clock = clock
+        self._connect = connect
+        self._answer_within_s = answer_within_s
+        self._agreed_for_s = agreed_for_s
         self._epoch = -1
         # Epoch and address on which a majority agrees, although the epoch is lower than one before, and since when.
         self._lower: tuple[int, str, int] | None = None
@@ -53,7 +88,7 @@ class Sentinels:
         from redis.exceptions import RedisError
 
         if not self._clients:
-            self._clients = self._connect()
+            self._clients = self._connect(self._url)
         service = self._url.service
         answers = await asyncio.gather(*(self._ask(client) for client in self._clients), return_exceptions=True)
         faults = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -79,7 +114,7 @@ class Sentinels:
             self._lower = None
         elif answer != self._lower:
             self._lower, self._lower_since = answer, self._clock()
-        elif self._clock() - self._lower_since >= _AGREED_FOR_S:
+        elif self._clock() - self._lower_since >= self._agreed_for_s:
             log.warning("sentinels were set up again", epoch=answer[0], before=self._epoch)
             return answer
         raise OSError(f"no Sentinel that answers knows of the last fail-over of {self._url.service}")
@@ -91,7 +126,7 @@ class Sentinels:
     async def _ask(self, client: Redis) -> tuple[int, bool, str, int]:
         # The epoch, whether the server is only being promoted, and its address.
         service = self._url.service
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
+        async with asyncio.timeout(self._answer_within_s):
             pipeline = client.pipeline(transaction=False)
             pipeline.execute_command("SENTINEL", "MASTER", service)
             # During a fail-over this names the new master earlier than the state does.
@@ -109,29 +144,6 @@ class Sentinels:
                     if "promoted" in replica["flags"].split(","):
                         return epoch, True, replica["ip"], int(replica["port"])
         return epoch, False, host, int(port)
-
-    def _connect(self) -> list[Redis]:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        url = self._url
-        return [
-            Redis(
-                host=host,
-                port=port,
-                username=url.sentinel_username,
-                password=url.sentinel_password,
-                ssl=url.tls,
-                ssl_ca_certs=url.ca_file or None,
-                ssl_certfile=url.cert_file or None,
-                ssl_keyfile=url.key_file or None,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-                decode_responses=True,
-            )
-            for host, port in url.hosts
-        ]
 
 
 def _fields(words: Sequence[str]) -> dict[str, str]:

@@ -30,18 +30,20 @@ _SLOT_OF_SHARD: Final = tuple(crc_hqx(tag, 0) % 16384 for tag in TAGS)
 
 
 class SlotMap:
-    """The map of the cluster that `url` names. Keeps a connection to each node until `close`."""
+    """The map of the cluster that `url` names. `nodes` are those that are asked. Keeps a connection to each until
+    `close`."""
 
-    def __init__(self, url: RedisUrl) -> None:
+    def __init__(self, url: RedisUrl, *, answer_within_s: float = _ANSWER_WITHIN_S) -> None:
         self._url = url
-        self._nodes: set[Address] = set(url.hosts)
+        self._answer_within_s = answer_within_s
+        self.nodes: set[Address] = set(url.hosts)
         self._clients: dict[Address, Redis] = {}
 
     async def read(self) -> tuple[Address, ...]:
         """The master of each of the 64 shards. Raises OSError if no two nodes agree."""
         from redis.exceptions import RedisError
 
-        nodes = sorted(self._nodes)
+        nodes = sorted(self.nodes)
         answers = await asyncio.gather(*(self._ask(node) for node in nodes), return_exceptions=True)
         # By map: the epochs of the nodes that show it. A move or a fail-over raises the epoch of the new master.
         maps: dict[tuple[Address, ...], list[int]] = {}
@@ -54,14 +56,14 @@ class SlotMap:
             if isinstance(answer, BaseException):
                 raise answer
             masters, epoch, known = answer
-            self._nodes |= known
+            self.nodes |= known
             if masters is not None:
                 maps.setdefault(masters, []).append(epoch)
                 known_by.setdefault(masters, set()).update(known)
         agreed = [(max(epochs), len(epochs), masters) for masters, epochs in maps.items() if len(epochs) >= needed]
         if not agreed:
             raise OSError(f"no two nodes of the cluster at {self._url.place} agree on its masters")
-        if needed == 1 and len(self._nodes) > 1:
+        if needed == 1 and len(self.nodes) > 1:
             # The URL names one node. Now the others are known.
             return await self.read()
         _, _, masters = max(agreed)
@@ -71,7 +73,7 @@ class SlotMap:
     async def _forget_others(self, nodes: set[Address]) -> None:
         """Another cluster with the same password may get the address of a node that this cluster no longer has."""
         gone = [self._clients.pop(node) for node in self._clients.keys() - nodes]
-        self._nodes = nodes
+        self.nodes = nodes
         await asyncio.gather(*(client.aclose() for client in gone), return_exceptions=True)
 
     def url_of(self, address: Address) -> str:
@@ -92,7 +94,7 @@ class SlotMap:
         client = self._clients.get(node)
         if client is None:
             client = self._clients[node] = self._connect(node)
-        async with asyncio.timeout(_ANSWER_WITHIN_S):
+        async with asyncio.timeout(self._answer_within_s):
             pipeline = client.pipeline(transaction=False)
             pipeline.execute_command("CLUSTER", "INFO")
             pipeline.execute_command("CLUSTER", "SLOTS")
