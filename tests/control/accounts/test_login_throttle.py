@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from redpoll.control.accounts import login_throttle
 from redpoll.control.accounts.login_throttle import MAX_WAIT_S, LoginThrottle
 
 ADDRESS, OTHER = "10.0.0.1", "10.9.9.9"
@@ -103,10 +102,9 @@ async def test_parallel_attempts_wait_for_each_other_and_the_excess_is_refused_u
     assert await throttle.admit(ADDRESS, "admin") == 0
 
 
-async def test_waiting_attempts_are_bounded(time, monkeypatch):
-    monkeypatch.setattr(login_throttle, "_MAX_WAITING", 3)
+async def test_waiting_attempts_are_bounded(time):
     never = asyncio.Event()
-    throttle = LoginThrottle(time.clock, lambda _seconds: never.wait())
+    throttle = LoginThrottle(time.clock, lambda _seconds: never.wait(), max_waiting=3)
     tasks = []
     for number in range(10):
         for _ in range(6):

@@ -4,6 +4,7 @@ provider and a browser: tests/browser/test_sign_on.py."""
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -92,9 +93,10 @@ async def provider() -> AsyncIterator[Provider]:
     await runner.cleanup()
 
 
-def sign_on_of(provider: Provider, **settings) -> SignOn:
+def sign_on_of(provider: Provider, limits: dict[str, Any] | None = None, **settings) -> SignOn:
+    """`limits` are arguments of SignOn."""
     given = {"oidc_client_id": "redpoll", "oidc_client_secret": SECRET, **settings}
-    return SignOn(Settings(oidc_issuer=provider.issuer, **given))
+    return SignOn(Settings(oidc_issuer=provider.issuer, **given), **(limits or {}))
 
 
 async def log_in(sign_on: SignOn, provider: Provider, *, query: str = "", cookie: str | None = None):
@@ -186,7 +188,7 @@ async def test_wrong_state_and_cookie_are_refused(provider):
     assert (await refused(sign_on, provider, query="a&" * 30)).reason.endswith("has more than 20 fields")
     foreign = await sign_on_of(provider, oidc_client_secret="another secret").begin(CALLBACK, "/dashboard")
     assert (await refused(sign_on, provider, cookie=foreign.cookie)).reason.startswith("the cookie of the login is")
-    late = SignOn(sign_on._settings, clock=lambda: time.time() - module.BEGUN_WITHIN_S - 1)
+    late = sign_on_of(provider, {"clock": lambda: time.time() - module.BEGUN_WITHIN_S - 1})
     begun = await late.begin(CALLBACK, "/dashboard")
     assert (await refused(sign_on, provider, cookie=begun.cookie)).reason == "the login took longer than ten minutes"
 
@@ -203,9 +205,8 @@ async def test_refusals_of_the_provider_are_named(provider):
     assert (await refused(sign_on, provider)).reason == "the provider gave no ID token: 200, invalid_client"
 
 
-async def test_document_of_another_issuer_is_refused_and_not_kept(provider, monkeypatch):
-    monkeypatch.setattr(module, "_FAILED_FOR_S", 0.0)
-    sign_on = sign_on_of(provider)
+async def test_document_of_another_issuer_is_refused_and_not_kept(provider):
+    sign_on = sign_on_of(provider, {"failed_for_s": 0.0})
     provider.document = {"issuer": "https://other.example.com"}
     assert (await refused(sign_on, provider)).reason.startswith(
         "the provider's document can't be used: the document is"

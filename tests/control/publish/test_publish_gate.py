@@ -26,7 +26,9 @@ class World:
         self.keys = keys
         self.view = NodesView(OWN)
         self.view.alive = [1]
-        self.gate = PublishGate(Bus(link, keys), link, keys.nodes, self.view)
+        # It logs at once whom it waits for.
+        times = {"check_every_s": 0.001, "read_nodes_every_s": 0.05, "first_log_s": 0.0}
+        self.gate = PublishGate(Bus(link, keys), link, keys.nodes, self.view, **times)
         self.reads = 0
         read_nodes = self.gate._read_nodes
 
@@ -100,9 +102,7 @@ class World:
 
 
 @pytest.fixture
-async def world(redis, wait_until, monkeypatch):
-    monkeypatch.setattr(publish_gate, "_READ_NODES_EVERY_S", 0.05)
-    monkeypatch.setattr(publish_gate, "_CHECK_EVERY_S", 0.001)
+async def world(redis, wait_until):
     links = []
 
     async def connect() -> Link:
@@ -235,8 +235,7 @@ async def test_node_that_dies_while_it_is_waited_for_holds_nobody_up(world):
     await world.opens()
 
 
-async def test_those_who_are_waited_for_are_named(world, monkeypatch):
-    monkeypatch.setattr(publish_gate, "_FIRST_LOG_S", 0.0)
+async def test_those_who_are_waited_for_are_named(world):
     world.know()
     world.keep_beating(OTHER)
     with capture_logs() as logs:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,13 +35,13 @@ async def store(tmp_path):
 
 @pytest.fixture
 async def make(store, redis):
-    """`await make()`: one control plane's grants, of a node of its own."""
+    """`await make()`: one control plane's grants, of a node of its own. `more` are arguments of Grants."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make_one(linked: bool = True) -> Grants:
+        async def make_one(linked: bool = True, **more) -> Grants:
             link = Link(redis.url)
             keys = Keys()
-            grants = Grants(store, link, keys, Survey(link, keys), clock=lambda: float(NOW_S))
+            grants = Grants(store, link, keys, more.pop("survey", Survey(link, keys)), lambda: float(NOW_S), **more)
             await grants.load()
             if linked:
                 link.start(on_up=grants.link_up)
@@ -79,7 +80,7 @@ async def test_a_revocation_is_in_redis_at_once_and_in_the_store_soon(make, stor
 
 
 async def test_a_store_that_is_away_gets_it_later(make, store, monkeypatch):
-    grants = await make()
+    grants = await make(retry_s=0.01)
     add, fails = revoked_grants.add, [True]
 
     async def failing(connection, revoked):
@@ -88,7 +89,6 @@ async def test_a_store_that_is_away_gets_it_later(make, store, monkeypatch):
         await add(connection, revoked)
 
     monkeypatch.setattr(revoked_grants, "add", failing)
-    monkeypatch.setattr(grants_module, "_RETRY_S", 0.01)
     assert await grants.revoke("1", "sub b") == (NOW_S, 0)
     assert await stored(store) == []
     fails.clear()
@@ -110,9 +110,8 @@ async def test_an_empty_redis_is_filled_from_the_store_and_from_memory(make, sto
     assert b"1 jti heard" in fields
 
 
-async def test_without_redis_it_is_not_confirmed_but_counts_once_redis_is_there(make, store, monkeypatch):
-    monkeypatch.setattr(grants_module, "_WRITTEN_WITHIN_S", 0.01)
-    grants = await make(linked=False)
+async def test_without_redis_it_is_not_confirmed_but_counts_once_redis_is_there(make, store):
+    grants = await make(linked=False, written_within_s=0.01)
     with pytest.raises(Unavailable):
         await grants.revoke("1", "jti a")
     await until_stored(store, [("1", "jti a", NOW_S)])
@@ -137,16 +136,14 @@ async def test_an_unsubscribed_user_needs_a_new_grant_where_grants_are_accepted(
     assert list(grants.table) == [("1", "channel private-a sub 7", NOW_S)]
 
 
-async def test_a_question_waits_for_others_for_a_bounded_time(make, monkeypatch):
-    grants = await make()
-    monkeypatch.setattr(grants_module, "_ASKED_WITHIN_S", 0.01)
+async def test_a_question_waits_for_others_for_a_bounded_time(make):
     never, asked = asyncio.Event(), asyncio.Event()
 
     async def silent(question):
         asked.set()
         await never.wait()
 
-    monkeypatch.setattr(grants._survey, "ask", silent)
+    grants = await make(survey=SimpleNamespace(ask=silent), asked_within_s=0.01)
     first = asyncio.create_task(grants.revoke("1", "jti a"))
     await asked.wait()
     with pytest.raises(Unavailable, match="other requests"):

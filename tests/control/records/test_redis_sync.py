@@ -22,6 +22,7 @@ class Plane:
     """Records of one control plane, which never read the store by themselves."""
 
     def __init__(self, store: Store, redis_url: str) -> None:
+        self.store = store
         self.records = Records(store)
         self.link = Link(redis_url)
         self.reaches_store = True
@@ -99,7 +100,7 @@ async def test_deleted_app_is_refused_without_the_store(planes, wait_until):
     kept, app = await one.records.create_app("kept"), await one.records.create_app("deleted")
     await cut_off.records.sync()
     cut_off.reaches_store = False
-    webhooks = Webhooks(one.records._store, one.records, Settings())
+    webhooks = Webhooks(one.store, one.records, Settings())
     await webhooks.load()
     await delete_app(one.records, webhooks, app.id, Actor("test"))
     await wait_until(lambda: list(cut_off.records.apps) == [kept.id])

@@ -84,11 +84,10 @@ def span(number: int, **more) -> SpanData:
 async def test_a_span_arrives_as_it_was_made(collector, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
-    monkeypatch.setattr(otlp, "_FINISH_WITHIN_S", 60.0)
     sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
     sender.put(span(1))
     sender.put(span(2, parent_id="", error="status 503"))
-    await sender.finish()
+    await sender.finish(60.0)
     one, two = collector.spans
     assert (one.trace_id.hex(), one.span_id.hex(), one.parent_span_id.hex()) == (TRACE, f"{1:016x}", CALLER)
     assert (one.name, one.kind) == ("publish", Span.SPAN_KIND_PRODUCER)
@@ -108,7 +107,6 @@ async def test_a_span_arrives_as_it_was_made(collector, monkeypatch):
 async def test_spans_that_the_collector_refuses_are_counted_and_logged_once(collector, monkeypatch):
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(otlp.log, "warning", lambda event, **more: said.append((event, more["reason"])))
-    monkeypatch.setattr(otlp, "_FINISH_WITHIN_S", 60.0)
     collector.status = 400
     sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
     for number in (1, 2):
@@ -116,7 +114,7 @@ async def test_spans_that_the_collector_refuses_are_counted_and_logged_once(coll
         await eventually(lambda number=number: asyncio.sleep(0, sender.lost_total), number)
     collector.status = 200
     sender.put(span(3))
-    await sender.finish()
+    await sender.finish(60.0)
     ((event, reason),) = said
     assert event == "spans not sent to opentelemetry"
     assert "400" in reason
@@ -125,7 +123,6 @@ async def test_spans_that_the_collector_refuses_are_counted_and_logged_once(coll
 
 
 async def test_a_full_queue_drops_spans_and_never_waits(collector, monkeypatch):
-    monkeypatch.setattr(otlp, "_MAX_WAITING", 2)
     blocked, go_on = threading.Event(), threading.Event()
 
     def hang(self: OtlpSender, spans: list[SpanData]) -> None:
@@ -133,7 +130,7 @@ async def test_a_full_queue_drops_spans_and_never_waits(collector, monkeypatch):
         go_on.wait()
 
     monkeypatch.setattr(OtlpSender, "_send", hang)
-    sender = OtlpSender(f"{collector.url}/v1/traces", "node-1")
+    sender = OtlpSender(f"{collector.url}/v1/traces", "node-1", max_waiting=2)
     sender.put(span(0))
     assert await asyncio.to_thread(blocked.wait, 60)
     for number in range(5):

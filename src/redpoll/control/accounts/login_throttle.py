@@ -63,6 +63,7 @@ class LoginThrottle:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         max_keys: int = _MAX_KEYS,
+        max_waiting: int = _MAX_WAITING,
     ) -> None:
         self._clock = clock
         self._sleep = sleep
@@ -70,6 +71,7 @@ class LoginThrottle:
         self._attempts: BoundedTable[tuple[str, str, str], _Attempts] = BoundedTable(max_keys)
         self._known: BoundedTable[tuple[str, str], None] = BoundedTable(max_keys // 10)
         self._waiting = 0
+        self._max_waiting = max_waiting
 
     async def admit(self, address: str, name: str) -> float:
         """Waits until the password of this attempt may be checked, and returns 0.
@@ -84,7 +86,7 @@ class LoginThrottle:
         attempts = [self._attempts_of(key, now) for key in keys]
         starts_at = max(now, *(of_key.next_at for of_key in attempts))
         wait_s = starts_at - now
-        if wait_s > MAX_WAIT_S or (wait_s > 0 and self._waiting >= _MAX_WAITING):
+        if wait_s > MAX_WAIT_S or (wait_s > 0 and self._waiting >= self._max_waiting):
             return wait_s
         for key, of_key in zip(keys, attempts, strict=True):
             self._count(key, of_key.failures + 1, starts_at, now)

@@ -82,9 +82,12 @@ _decode_state: Final = msgspec.json.Decoder(_State).decode
 class SignOn:
     """The provider of `oidc_issuer`. `clock` returns Unix time in seconds."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.time, *, failed_for_s: float = _FAILED_FOR_S
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._failed_for_s = failed_for_s
         # Nodes of a cluster have the same secret. A public client has none, and its cookies are of one process.
         secret = settings.oidc_client_secret or secrets.token_hex(32)
         self._cookie_key = hashlib.sha256(f"redpoll single sign-on {secret}".encode()).digest()
@@ -295,7 +298,7 @@ class SignOn:
             try:
                 return await self._fetched()
             except SignOnError as error:
-                self._failed, self._failed_until = error, time.monotonic() + _FAILED_FOR_S
+                self._failed, self._failed_until = error, time.monotonic() + self._failed_for_s
                 raise
 
     async def _fetched(self) -> dict[str, Any]:

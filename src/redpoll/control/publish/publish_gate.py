@@ -63,15 +63,28 @@ class _Seen:
 class PublishGate:
     """`wait` returns when publishes may go on; cancel it when the connection breaks."""
 
-    def __init__(self, topics: _Topics, link: Link, nodes_key: bytes, view: NodesView) -> None:
+    def __init__(
+        self,
+        topics: _Topics,
+        link: Link,
+        nodes_key: bytes,
+        view: NodesView,
+        *,
+        check_every_s: float = _CHECK_EVERY_S,
+        read_nodes_every_s: float = _READ_NODES_EVERY_S,
+        first_log_s: float = _FIRST_LOG_S,
+    ) -> None:
         self._topics = topics
         self._link = link
         self._key = nodes_key
         self._view = view
+        self._check_every_s = check_every_s
+        self._read_nodes_every_s = read_nodes_every_s
+        self._first_log_s = first_log_s
 
     async def wait(self) -> None:
         loop = asyncio.get_running_loop()
-        log_at = loop.time() + _FIRST_LOG_S
+        log_at = loop.time() + self._first_log_s
         read_at = loop.time()
         seen: dict[str, _Seen] = {}
         # Those that were subscribed once on this connection.
@@ -79,7 +92,7 @@ class PublishGate:
         while True:
             if loop.time() >= read_at:
                 await self._read_nodes(seen)
-                read_at = loop.time() + _READ_NODES_EVERY_S
+                read_at = loop.time() + self._read_nodes_every_s
             missing = await self._missing(seen, subscribed)
             if missing is not None and not missing:
                 return
@@ -87,7 +100,7 @@ class PublishGate:
                 names = "the first heartbeat" if missing is None else ", ".join(missing[:_MAX_NAMES_LOGGED])
                 log.error("publishes wait for workers", missing=names, count=len(missing or ()))
                 log_at = loop.time() + _LOG_EVERY_S
-            await asyncio.sleep(_CHECK_EVERY_S)
+            await asyncio.sleep(self._check_every_s)
 
     async def _read_nodes(self, seen: dict[str, _Seen]) -> None:
         # The nodes' own entries, and not those that the supervisor knows: they may be from before the break.

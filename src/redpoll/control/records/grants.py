@@ -45,7 +45,16 @@ class Grants:
     """Call `load` before the link starts and `link_up` when Redis is connected. `clock` is Unix time."""
 
     def __init__(
-        self, store: Store, link: Link, keys: Keys, survey: Survey, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        link: Link,
+        keys: Keys,
+        survey: Survey,
+        clock: Callable[[], float] = time.time,
+        *,
+        retry_s: float = _RETRY_S,
+        written_within_s: float = _WRITTEN_WITHIN_S,
+        asked_within_s: float = _ASKED_WITHIN_S,
     ) -> None:
         self.table = RevokedGrants(clock)
         self._store = store
@@ -53,6 +62,9 @@ class Grants:
         self._keys = keys
         self._survey = survey
         self._clock = clock
+        self._retry_s = retry_s
+        self._written_within_s = written_within_s
+        self._asked_within_s = asked_within_s
         self._redis = RevokedInRedis(link, keys, self.table, lambda app_ids: None)
         # What the record store has, and who revoked what it doesn't have yet.
         self._stored: dict[tuple[str, str], int] = {}
@@ -142,10 +154,10 @@ class Grants:
     async def _ask(self, question: RevokeGrants | Unsubscribe) -> dict[str, Any]:
         """Asks all workers, one question at a time. Raises Unavailable, also if others ask for too long."""
         try:
-            async with asyncio.timeout(_ASKED_WITHIN_S):
+            async with asyncio.timeout(self._asked_within_s):
                 await self._asking.acquire()
         except TimeoutError:
-            raise Unavailable(f"other requests were not answered within {_ASKED_WITHIN_S:g} s") from None
+            raise Unavailable(f"other requests were not answered within {self._asked_within_s:g} s") from None
         try:
             return await self._survey.ask(question)
         finally:
@@ -168,13 +180,13 @@ class Grants:
                 self._actors[app_id, subject] = by
             self._wake.set()
         try:
-            async with asyncio.timeout(_WRITTEN_WITHIN_S):
+            async with asyncio.timeout(self._written_within_s):
                 await self._link.wait_up()
                 # Repeated requests are written again: the first one may have failed here.
                 await self._redis.add([(app_id, subject, at_s)])
         except (TimeoutError, LinkDown, hiredis.ReplyError) as error:
             self._unfilled = True
-            raise Unavailable(str(error) or f"no answer from Redis within {_WRITTEN_WITHIN_S:g} s") from None
+            raise Unavailable(str(error) or f"no answer from Redis within {self._written_within_s:g} s") from None
         if self._redis.is_long:
             self._unfilled = True
             self._wake.set()
@@ -185,7 +197,7 @@ class Grants:
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S if self._unfilled or self._missing() else None):
+                async with asyncio.timeout(self._retry_s if self._unfilled or self._missing() else None):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -193,7 +205,7 @@ class Grants:
             except Exception:
                 # Our own bug must not end the task.
                 log.exception("revoked grants not kept")
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(self._retry_s)
 
     async def _look(self) -> None:
         if self._link.up and self._unfilled:

@@ -62,12 +62,12 @@ class OtlpSender:
     `sent_total` counts spans that the collector took, `lost_total` the others. Raises ImportError without the SDK.
     """
 
-    def __init__(self, endpoint: str, node: str) -> None:
+    def __init__(self, endpoint: str, node: str, *, max_waiting: int = _MAX_WAITING) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         self.sent_total = self.lost_total = 0
         self._endpoint = endpoint
-        self._waiting: queue.Queue[SpanData | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[SpanData | None] = queue.Queue(max_waiting)
         self._converter = _Converter(node)
         self._messages = _LastMessage()
         self._exporter: Any = OTLPSpanExporter(endpoint)
@@ -82,11 +82,11 @@ class OtlpSender:
         except queue.Full:
             self.lost_total += 1
 
-    async def finish(self) -> None:
-        """Sends what is queued, within 2 s."""
+    async def finish(self, within_s: float = _FINISH_WITHIN_S) -> None:
+        """Sends what is queued."""
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
-        await asyncio.to_thread(self._thread.join, _FINISH_WITHIN_S)
+        await asyncio.to_thread(self._thread.join, within_s)
         self._exporter.shutdown()
 
     # -- in the thread
