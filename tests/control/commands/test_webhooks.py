@@ -78,16 +78,16 @@ async def test_certificate_is_pinned_and_unpinned(make_operator, tmp_path):
         assert (await operator("webhook pin", id=made["id"]))["pin"] == made["pin"]
 
 
-async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator, receiver, wait_until):
+async def test_dead_letters_are_listed_shown_retried_and_discarded(make_operator, receiver, clock, wait_until):
     receiver.answer = status(503, "Service Unavailable", b"come \xff later")
     box = Box()
     operator = await make_operator(box, webhook_retry_after_s=(0.01,))
     endpoint = await operator.create(receiver.url)
     box.put(transition(channel="a"), transition("channel.vacated", "b"))
-    operator.context.webhooks._clock.advance(1)
+    clock.advance(1)
     await wait_until(lambda: operator.context.webhooks.counters()["webhook_attempts_status_total"] == 2)
     # The clock of the test stands still, so it is advanced to the time of the retry.
-    operator.context.webhooks._clock.advance(1)
+    clock.advance(1)
     await wait_until(lambda: operator.context.webhooks.counters()["webhook_failed_total"] == 2)
     found = []
     while len(found) < 2:

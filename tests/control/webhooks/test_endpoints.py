@@ -111,7 +111,7 @@ async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpo
         change.cancel()
         await asyncio.gather(change, return_exceptions=True)
         again = Endpoints(store, records, lambda: None, lambda: 0.0)
-        monkeypatch.setattr(again._records, "set_hooks", lambda _hooks: None)
+        monkeypatch.setattr(records, "set_hooks", lambda _hooks: None)
         await again.load()
         assert endpoints.of_app(APP) == again.of_app(APP)
 

@@ -456,10 +456,11 @@ async def test_commit_without_an_answer_is_known_to_the_next_announcement(
 async def test_rows_that_a_failover_brings_back_change_nothing(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     rows = [transition("channel.occupied"), transition("channel.vacated"), transition("channel.occupied")]
-    intake = make_intake(Box(*rows))
+    box = Box(*rows)
+    intake = make_intake(box)
     await intake.take_once()
-    intake._outbox.connects = 2
-    intake._outbox.put(*rows[:2], transition("channel.occupied"))
+    box.connects = 2
+    box.put(*rows[:2], transition("channel.occupied"))
     await intake.take_once()
     assert [event for event, *_ in await events(store)] == [row.event for row in rows]
 

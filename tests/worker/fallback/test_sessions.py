@@ -4,6 +4,7 @@ import json
 import pytest
 
 from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
+from redpoll.cluster.redis.keys import Keys
 from redpoll.worker.fallback.claims import RENEW_S
 from redpoll.worker.fallback.sessions import _due
 
@@ -90,7 +91,7 @@ async def test_claims_are_renewed_at_once_after_redis_was_lost(bench, client_of_
     worker = await bench.start()
     clients = [await bench.fallback(worker) for _ in range(12)]
     sessions = worker.fallback.sessions
-    keys = [sessions.claims._keys.fallback(*name) for name in sessions.by_name]
+    keys = [Keys().fallback(*name) for name in sessions.by_name]
     # Of those that have their turn later, too.
     monkeypatch.setattr("redpoll.worker.fallback.sessions._MAX_RENEWING", 5)
     await client_of_redis.flushall()
@@ -112,7 +113,7 @@ async def test_claim_of_a_session_that_has_no_heartbeats_is_renewed(bench, clien
     await client_of_redis.flushall()
     session.renewed_at -= RENEW_S + 1
     session.connection.send(b"\x81\x02{}")
-    key = sessions.claims._keys.fallback(*session.name)
+    key = Keys().fallback(*session.name)
     async with asyncio.timeout(60):
         while await client_of_redis.get(key) is None:
             await asyncio.sleep(0.01)

@@ -17,6 +17,9 @@ from redpoll.worker.ingress.strangers import Strangers
 class FakeJanitor:
     head_timeout_s = 10.0
 
+    def silent_s(self, connection):
+        return connection.silent_s
+
 
 @pytest.fixture
 async def http(tmp_path):
@@ -59,7 +62,6 @@ async def test_authenticated_callers_make_room_only_after_they_have_been_idle_fo
             self.aborted += 1
 
     assert not http.close_idle()
-    http._janitor.silent_s = lambda connection: connection.silent_s
     idle = [Idle(silent_s) for silent_s in (30, 20, 5)]
     http.idle = dict.fromkeys(idle)
     assert [http.close_idle() for _ in range(3)] == [True, True, False]

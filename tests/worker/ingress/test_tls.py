@@ -221,7 +221,7 @@ async def test_where_openssl_cannot_be_called_pythons_module_does_it_and_the_log
 
 def test_no_cipher_of_tls_1_2_is_without_forward_secrecy(tmp_path, linked_in):
     """Whatever certificate it is: the list of the Python build doesn't count."""
-    ciphers = Certificates(bundle_of(*self_signed(tmp_path)))._newest().get_ciphers()
+    ciphers = Certificates(bundle_of(*self_signed(tmp_path))).newest().get_ciphers()
     assert {(one["kea"], one["aead"]) for one in ciphers if one["protocol"] == "TLSv1.2"} == {("kx-ecdhe", True)}
 
 
@@ -442,7 +442,7 @@ async def test_an_ocsp_response_is_given_until_it_expires(bench, tmp_path):
     assert edge.listeners.reload()
     assert await status_of(edge, ca) == 0
     # The clock that counts is the engine's, so this one expires by what the worker has read.
-    contexts = edge.listeners._certificates._newest()
+    contexts = edge.listeners.certificates.newest()
     contexts.set_staple(0, staple.read_bytes(), time.time() - 1)
     assert await status_of(edge, ca) == 91
     edge.close()

@@ -46,7 +46,8 @@ _TIDY_EVERY_S = 10.0
 class Listeners:
     """The sockets of the public port and of the TLS port, if there is one. Call `open()`, `close()`, `finish()`.
 
-    Owns the two descriptors of `start`. Raises CertificateError if the certificate can't be used.
+    Owns the two descriptors of `start`. `certificates` are those of the TLS port. Raises CertificateError if the
+    certificate can't be used.
     """
 
     def __init__(self, start: Start, gate: Gate) -> None:
@@ -59,10 +60,10 @@ class Listeners:
         self._within_s = settings.head_timeout_s
         self._plain = _listening(start.listen_fd)
         self._tls: socket.socket | None = None
-        self._certificates: Certificates | None = None
+        self.certificates: Certificates | None = None
         if start.tls_fd is not None:
             self._tls = _listening(start.tls_fd)
-            self._certificates = Certificates(settings.tls_cert[0])
+            self.certificates = Certificates(settings.tls_cert[0])
         # The ports as bound. `tls_port` is None without a TLS port.
         self.port = int(self._plain.getsockname()[1])
         self.tls_port = None if self._tls is None else int(self._tls.getsockname()[1])
@@ -93,11 +94,11 @@ class Listeners:
                 Listener(self.poller, self._plain.detach(), lambda: ClientConnection(gate), _cannot_accept)
             )
         if self._tls is not None:
-            assert self._certificates is not None
+            assert self.certificates is not None
             if self._proxy_protocol:
-                self._accept_from(self._tls, self._certificates)
+                self._accept_from(self._tls, self.certificates)
             else:
-                make = partial(self._handshake_for, self._certificates)
+                make = partial(self._handshake_for, self.certificates)
                 # A handshake takes too long for the time in which others wait to be accepted.
                 self._listeners.append(Listener(self.poller, self._tls.detach(), make, _cannot_accept, reads=False))
             self._gate.give_back_memory()
@@ -105,7 +106,7 @@ class Listeners:
 
     def reload(self) -> bool:
         """Read the certificate again. False: it can't be used and the old one stays, or there is no TLS port."""
-        return self._certificates is not None and self._certificates.reload()
+        return self.certificates is not None and self.certificates.reload()
 
     def close(self) -> None:
         """Accept nothing more, and let HTTP requests under way end. Connections in PROXY or TLS setup finish that; the

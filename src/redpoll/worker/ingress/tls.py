@@ -73,7 +73,7 @@ class Certificates:
     ) -> TlsSocket:
         """The transport of a new connection. Its handshake has the newest certificates when it begins."""
         kind: Any = OpenSslSocket if self._direct else PythonTlsSocket
-        made: TlsSocket = kind(poller, self._newest, connection, settled)
+        made: TlsSocket = kind(poller, self.newest, connection, settled)
         return made
 
     def reload(self) -> bool:
@@ -85,7 +85,8 @@ class Certificates:
             return False
         return True
 
-    def _newest(self) -> ssl.SSLContext | Context:
+    def newest(self) -> ssl.SSLContext | Context:
+        """What new handshakes use."""
         return self._context
 
     def _read(self) -> ssl.SSLContext | Context:
