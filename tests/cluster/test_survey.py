@@ -152,13 +152,13 @@ async def test_node_that_is_silent_fails_or_is_slow_is_named(surveys):
 
     surveys["two"].answerers.answer_later(FindNumber, fail)
     surveys["three"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(60))
-    surveys["one"]._answer_s = 0.5
+    surveys["one"].answer_s = 0.5
     answers, missing = await surveys["one"].ask(FindNumber(5))
     assert (answers, missing) == ({}, ["three", "two"])
     # They go on to answer others.
     surveys["two"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(0, "back"))
     surveys["three"].answerers.answer_later(FindNumber, lambda question: asyncio.sleep(0, "quick"))
-    surveys["one"]._answer_s = 60
+    surveys["one"].answer_s = 60
     answers, missing = await surveys["one"].ask(FindNumber(5))
     assert (decoded(answers), missing) == ({"two": "back", "three": "quick"}, [])
 

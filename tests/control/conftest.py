@@ -424,12 +424,14 @@ LOOPBACK = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8
 
 @pytest.fixture
 async def make_webhooks(monkeypatch, store, records, clock):
-    """`await make_webhooks(box, **settings)`: a Webhooks, started if a box is given, and ended after the test."""
+    """`await make_webhooks(box, **settings)`: a Webhooks, started if a box is given, and ended after the test. `limits`
+    are arguments of Webhooks."""
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(box=None, **settings):
-            made = Webhooks(store, records, Settings(**{**LOOPBACK, **settings}), clock=clock, steady=clock.steady)
+        async def make(box=None, limits=None, **settings):
+            settings = Settings(**{**LOOPBACK, **settings})
+            made = Webhooks(store, records, settings, clock=clock, steady=clock.steady, **(limits or {}))
             await made.load()
             stack.push_async_callback(made.finish)
             if box is not None:

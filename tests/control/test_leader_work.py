@@ -9,12 +9,12 @@ DEAD = "0123456789ab.1.0"
 async def test_reaping_begins_and_ends_with_the_lead_and_sending_webhooks_with_the_term_in_the_store(plane, wait_until):
     link, keys, control = plane.plane.link, Keys("rp"), plane.plane
     control.receive(Lead(None))
-    await wait_until(lambda: control.leadership.term is None and control._webhooks._schedule is None)
+    await wait_until(lambda: control.leadership.term is None and control.webhooks.schedule is None)
     control.leadership.work.begin()
     await link.ask(b"HSET", keys.beat, DEAD, -1)
     await wait_until(lambda: control.reaper.reaped == 1)
-    assert control._webhooks._schedule is None
+    assert control.webhooks.schedule is None
     control.leadership.work.end()
     control.leadership.work.end()
     control.receive(Lead(2))
-    await wait_until(lambda: control._webhooks._schedule is not None)
+    await wait_until(lambda: control.webhooks.schedule is not None)

@@ -59,8 +59,7 @@ class Receiver:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._open:
-            task.cancel()
+        self.break_off()
         await asyncio.gather(*self._open, return_exceptions=True)
 
     @property
@@ -72,6 +71,11 @@ class Receiver:
         """Uses this certificate and key for new connections."""
         assert self._context is not None
         self._context.load_cert_chain(*pair)
+
+    def break_off(self) -> None:
+        """Closes all connections, also those with a request under way."""
+        for task in self._open:
+            task.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -53,7 +53,7 @@ class Answerers:
         self._link = link
         self._keys = keys
         self._name = name
-        self._answer_s = answer_s
+        self.answer_s = answer_s
         self._table: dict[type[TopicMessage], Callable[[Any], object]] = {}
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(TopicMessage)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class Answerers:
 
     async def _finish(self, answerer: Callable[[Q], Awaitable[object]], question: Q) -> None:
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self.answer_s):
                 answer = await answerer(question)
         except TimeoutError:
             return
@@ -132,12 +132,12 @@ async def _read_answers(link: Link, keys: Keys, question: Question) -> dict[str,
 
 class Survey:
     """Questions to all workers. Dead workers, earlier names of living workers, and workers that are out of service and
-    have no sockets aren't waited for."""
+    have no sockets aren't waited for. `answer_s` is how long answers are waited for."""
 
     def __init__(self, link: Link, keys: Keys, *, answer_s: float = ANSWER_S) -> None:
         self._link = link
         self._keys = keys
-        self._answer_s = answer_s
+        self.answer_s = answer_s
 
     async def ask(self, question: Question) -> dict[str, Any]:
         """Returns the answers by W when every living worker process has answered. Raises Unavailable if some didn't
@@ -146,7 +146,7 @@ class Survey:
         answers: dict[str, Any] = {}
         silent: set[str] = set()
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self.answer_s):
                 await self._link.wait_up()
                 await self._link.ask(*publication(self._keys, question))
                 for delay_s in _delays_s():
@@ -163,7 +163,7 @@ class Survey:
                 return answers
         except TimeoutError:
             missing = ", ".join(sorted(silent)) or "Redis"
-            raise Unavailable(f"no answer from {missing} within {self._answer_s:g} s") from None
+            raise Unavailable(f"no answer from {missing} within {self.answer_s:g} s") from None
         except (LinkDown, hiredis.ReplyError) as error:
             raise Unavailable(str(error)) from None
 
@@ -211,7 +211,7 @@ class NodeSurvey:
         self._link = link
         self._keys = keys
         self._view = view
-        self._answer_s = answer_s
+        self.answer_s = answer_s
         self._subscribed = False
 
     def link_up(self) -> None:
@@ -239,7 +239,7 @@ class NodeSurvey:
         question = msgspec.structs.replace(question, id=secrets.token_hex(8), asker=self._view.run)
         answers: dict[str, msgspec.Raw] = {}
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self.answer_s):
                 await self._link.wait_up()
                 await self._link.ask(self._keys.publish, self._keys.controls, encode(question))
                 for delay_s in _delays_s():

@@ -124,7 +124,7 @@ class ControlPlane:
         settings, store = start.settings, accounts.store
         self.finished = asyncio.Event()
         self.live_settings = LiveSettings(settings, tell)
-        self._webhooks = webhooks
+        self.webhooks = webhooks
         self._life = Life()
         self.link = link = open_link(start.redis_url, is_answered_last=True)
         keys = Keys(settings.redis_prefix, sharded=link.sharded, shard_key=shard_key)
@@ -200,7 +200,7 @@ class ControlPlane:
                 Path(start.data_dir),
                 accounts,
                 records,
-                self._webhooks,
+                self.webhooks,
                 self.cluster.link,
                 self.cluster.keys,
                 self.publishing.publisher,
@@ -231,9 +231,9 @@ class ControlPlane:
             EventTrace(self.observation.cluster_log),
             BrowserModule(),
             self.observation.usage,
-            Verify(self._webhooks.secrets_of),
+            Verify(self.webhooks.secrets_of),
             GrantRequests(self.grants),
-            PullRequests(self._webhooks.pulls),
+            PullRequests(self.webhooks.pulls),
             self.health,
             metrics,
             (*management, *self.dashboard.routes()),
@@ -302,7 +302,7 @@ class ControlPlane:
         return Counters(
             self.link,
             records,
-            self._webhooks,
+            self.webhooks,
             outbox,
             self.publishing,
             self.observation,
@@ -318,7 +318,7 @@ class ControlPlane:
     async def start(self) -> None:
         """Serve. Doesn't wait for Redis: `/healthz` works at once, `/readyz` reports when the server is ready."""
         asyncio.get_running_loop().set_exception_handler(self.counters.loop_exception)
-        self._webhooks.prepare()
+        self.webhooks.prepare()
         await self.grants.load()
         self.grants.start()
         self.link.start(
@@ -405,7 +405,7 @@ class ControlPlane:
         await self.node_survey.finish()
         # First, because its tasks use the parts below.
         await self.dashboard.finish()
-        await self._webhooks.finish()
+        await self.webhooks.finish()
         await self.publishing.finish()
         await self.observation.finish()
         await self.link.close()

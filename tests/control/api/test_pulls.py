@@ -13,7 +13,7 @@ PATH = "/apps/3/webhooks/stream"
 @pytest.fixture
 async def token(plane) -> str:
     """A token with the scope of pulls; the app has a webhook without a URL."""
-    await plane.plane._webhooks.endpoints.create("3", None)
+    await plane.plane.webhooks.endpoints.create("3", None)
     _, plain = await plane.records.create_token("3", "t", ("webhooks",), None)
     return plain
 

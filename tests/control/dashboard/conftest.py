@@ -1,5 +1,6 @@
 """A minimal browser: it stores its cookie, follows no redirects, and remembers the CSRF token of the last page."""
 
+import asyncio
 import re
 from urllib.parse import urlencode
 
@@ -37,6 +38,13 @@ class Browser:
         lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in sent.items()]
         return await self.wire.ask("\r\n".join(lines).encode() + b"\r\n\r\n" + body, head_only=method == "HEAD")
+
+    async def file_of(self, job):
+        """The file of this job, when it is ready."""
+        async with asyncio.timeout(60):
+            while (reply := await self.get(f"{job}/file")).status == 404:
+                await asyncio.sleep(0.01)
+        return reply
 
     def _seen(self, reply):
         given = reply.headers.get("set-cookie")

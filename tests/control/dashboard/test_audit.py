@@ -27,14 +27,12 @@ async def test_search_by_word_user_and_app_with_pages(plane, browser):
     assert "Nothing matches" in (await browser.get("/dashboard/audit?find=100%25")).body.decode()
 
 
-async def test_audit_log_is_exported_completely(plane, browser, wait_until):
+async def test_audit_log_is_exported_completely(plane, browser):
     for at in range(5):
         await note(plane, "admin", f"=thing-{at}")
     begun = await browser.post("/dashboard/audit/export", find="thing", format="json")
     job = begun.headers["location"]
-    (running,) = plane.plane.dashboard._jobs._jobs.values()
-    await wait_until(lambda: running.state != "running")
-    reply = await browser.get(f"{job}/file")
+    reply = await browser.file_of(job)
     assert [entry["target"] for entry in json.loads(reply.body)] == [f"=thing-{at}" for at in (4, 3, 2, 1, 0)]
     assert "attachment" in reply.headers["content-disposition"]
 

@@ -56,13 +56,11 @@ async def test_invalid_channel_name_is_404(browser):
     assert (await browser.get("/dashboard/apps/3/channels/%3Cscript%3E")).status == 404
 
 
-async def test_channels_are_exported(plane, browser, occupy, wait_until):
+async def test_channels_are_exported(browser, occupy):
     await occupy("a", {"w": 1})
     await occupy("presence-b", {"w": 2}, users=("anna",))
     job = (await browser.post("/dashboard/apps/3/channels/export", format="csv")).headers["location"]
-    (running,) = plane.plane.dashboard._jobs._jobs.values()
-    await wait_until(lambda: running.state != "running")
-    rows = list(csv.DictReader(io.StringIO((await browser.get(f"{job}/file")).body.decode())))
+    rows = list(csv.DictReader(io.StringIO((await browser.file_of(job)).body.decode())))
     assert [(row["name"], row["subscriptions"], row["users"]) for row in rows] == [
         ("a", "1", ""),
         ("presence-b", "2", "1"),

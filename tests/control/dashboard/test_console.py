@@ -96,7 +96,7 @@ async def test_connections_of_ended_sessions_do_not_wait_until_displaced_ones_ar
         closing.add((question.app, question.socket))
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(plane.plane.dashboard._console._survey, "ask", ask)
+    monkeypatch.setattr(plane.plane.dashboard.survey, "ask", ask)
     await viewer.get("/dashboard/apps/3/console")
     await viewer.post("/dashboard/apps/3/console/auth", socket_id="1.1", channel_name=CONSOLE)
     await browser.get("/dashboard/apps/3/console")

@@ -17,7 +17,7 @@ async def begin(plane, browser):
 
     async def begun(work, total=0):
         session = await dashboard.accounts.session(plain)
-        return dashboard._jobs.begin(Visit(dashboard.access, _Request(), session), "Work", "/dashboard", work, total)
+        return dashboard.jobs.begin(Visit(dashboard.access, _Request(), session), "Work", "/dashboard", work, total)
 
     async def path_of(work, total=0):
         answer = await begun(work, total)

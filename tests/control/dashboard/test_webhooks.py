@@ -14,7 +14,7 @@ async def plane(make_plane, redis):
 
 
 def endpoints(plane, app_id="3"):
-    return plane.plane._webhooks.endpoints.of_existing_app(app_id)
+    return plane.plane.webhooks.endpoints.of_existing_app(app_id)
 
 
 async def test_endpoint_is_created_and_its_secret_is_shown_to_admins_only(plane, browser, viewer):

@@ -108,7 +108,7 @@ async def test_refused_webhooks(manager):
 
 async def test_webhook_is_deleted_while_another_writer_deletes_its_app(manager, monkeypatch):
     webhook = (await manager("POST", "/3/webhooks", {"url": "https://one.example/hook"})).json()
-    webhooks = manager.plane.plane._webhooks
+    webhooks = manager.plane.plane.webhooks
     endpoints = webhooks.endpoints
     discard = endpoints.discard_waiting
 

@@ -23,7 +23,7 @@ async def test_tag_changes_with_all_that_is_shown_and_comes_back_with_it(manager
 
 
 async def test_tag_is_another_for_each_app_and_each_store(manager):
-    endpoints = manager.plane.plane._webhooks.endpoints
+    endpoints = manager.plane.plane.webhooks.endpoints
     one, other = (Tags(manager.records, endpoints, secret) for secret in (b"one", b"other"))
     assert len({one.of("3"), one.of("4"), other.of("3"), await manager.etag()}) == 4
 
@@ -37,7 +37,7 @@ async def test_what_the_server_itself_changes_is_not_in_the_tag(manager):
 
 async def test_conditions(manager):
     etag = await manager.etag()
-    tags = Tags(manager.records, manager.plane.plane._webhooks.endpoints, b"")
+    tags = Tags(manager.records, manager.plane.plane.webhooks.endpoints, b"")
     for right in (etag, "*", " * ", f'"a", {etag}', f'{etag},W/"b"', f"\t{etag} "):
         tags.check("3", right)
     for text, code in (

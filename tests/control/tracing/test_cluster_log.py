@@ -100,11 +100,11 @@ async def test_node_that_does_not_answer_is_named_and_its_newer_calls_come_on_no
     await one.write(call(100), call(300))
     await two.write(call(50), call(400))
     answerers, two.survey.answerers = two.survey.answerers, Answerers(two.link, Keys(), lambda: "")
-    one.survey._answer_s = 0.5
+    one.survey.answer_s = 0.5
     first = await one.log.find("3", Query(), 1)
     assert ([row.time_ms - BASE_MS for row in first.calls], first.missing) == ([300], ["two"])
     two.survey.answerers = answerers
-    one.survey._answer_s = 60
+    one.survey.answer_s = 60
     assert (await one.times(1, cursor=first.next))[0] == [100, 50]
 
 

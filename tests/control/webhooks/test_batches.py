@@ -37,7 +37,7 @@ class Batching(World):
     def later(self, endpoint, seconds):
         # What is in memory and what is due is sent, without a look for changes of the endpoint.
         self.clock.advance(seconds)
-        self.schedule._wake.set()
+        self.schedule.add(())
 
     async def put_many(self, endpoint, number):
         return await self.put(endpoint, *(f"room-{self.count + n}" for n in range(number)))
@@ -332,8 +332,7 @@ async def test_switched_on_while_requests_run_it_waits_for_them_and_then_sends_t
         await world.schedule.step()
         assert len(receiver.requests) == 32
         receiver.answer = OK
-        for task in receiver._open:
-            task.cancel()
+        receiver.break_off()
         # Those that were broken off are retried.
         await world.all_in(ids[32:], "delivered", 1)
         assert sizes(receiver) == [*[1] * 32, 18]
@@ -364,8 +363,7 @@ async def test_switched_off_while_a_request_runs_the_next_event_of_its_channels_
         await world.schedule.step()
         assert len(receiver.requests) == 1
         receiver.answer = OK
-        for task in receiver._open:
-            task.cancel()
+        receiver.break_off()
         await world.wait_state(more, "delivered", 1)
         assert sizes(receiver) == [3, 1]
 
@@ -392,8 +390,7 @@ async def test_finish_stores_the_results_of_a_running_request(world, wait_until)
         await wait_until(lambda: len(receiver.requests) == 1)
         running = asyncio.create_task(world.end())
         await asyncio.sleep(0)
-        for task in receiver._open:
-            task.cancel()
+        receiver.break_off()
         await running
         assert {(await world.read(one))[0].attempts for one in ids} == {1}
 
@@ -408,7 +405,7 @@ async def test_after_a_kill_fewer_than_200_events_are_repeated_and_none_is_lost(
     async with Receiver(answer=count) as receiver:
         endpoint = await world.endpoint(receiver.url)
         # No result is written any more.
-        world.schedule._results.write = never
+        world.schedule.results.write = never
         ids = await world.put_many(endpoint, 500)
         await wait_until(lambda: len(receiver.requests) == 1)
         await world.schedule.step()

@@ -83,7 +83,7 @@ async def test_body_without_payload_and_signature_is_refused(body):
 
 @pytest.mark.parametrize("mount", ["/apps", "/api/v1/apps"])
 async def test_verification_over_http_uses_current_and_previous_secrets(plane, mount):
-    webhooks = plane.plane._webhooks
+    webhooks = plane.plane.webhooks
     endpoint = await webhooks.endpoints.create("3", "https://example.com/hook")
     await webhooks.endpoints.create("4", "https://example.com/hook")
     await webhooks.endpoints.rotate(endpoint.id)

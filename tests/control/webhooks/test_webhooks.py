@@ -15,7 +15,6 @@ from helpers.receiver import OK, Receiver, hang, status
 from redpoll.cluster.redis.keys import Keys
 from redpoll.control.observe.metrics import FAMILIES
 from redpoll.control.records.records import RecordError
-from redpoll.control.webhooks import webhooks as module
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
 
 BROKEN = status(500, "Internal Server Error")
@@ -32,10 +31,10 @@ async def seen(webhooks, state, count, app_id=APP):
         await asyncio.sleep(0.01)
 
 
-async def failed(make_webhooks, receiver, *rows):
+async def failed(make_webhooks, receiver, *rows, box=None):
     """A started Webhooks whose deliveries are all dead letters, and their endpoint."""
     receiver.answer = BROKEN
-    box = Box()
+    box = box or Box()
     webhooks = await make_webhooks(box, webhook_retry_after_s=())
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     box.put(*rows)
@@ -46,13 +45,10 @@ async def failed(make_webhooks, receiver, *rows):
 # -- from the outbox to a receiver
 
 
-async def test_healthy_endpoint_gets_everything_also_between_two_counts_of_what_waits(
-    make_webhooks, receiver, monkeypatch
-):
+async def test_healthy_endpoint_gets_everything_also_between_two_counts_of_what_waits(make_webhooks, receiver):
     """What was sent counted against webhook_max_waiting until the tidying counted again."""
-    monkeypatch.setattr(module, "_TIDY_EVERY_S", 3_600.0)
     box = Box()
-    webhooks = await make_webhooks(box, webhook_max_waiting=1_000)
+    webhooks = await make_webhooks(box, {"tidy_every_s": 3_600.0}, webhook_max_waiting=1_000)
     await webhooks.endpoints.create(APP, receiver.url, events=["channel.occupied"])
     for part in range(1, 4):
         box.put(*(transition(channel=f"c{part}-{number}") for number in range(300)))
@@ -208,15 +204,14 @@ async def test_no_transition_is_lost_by_repeated_kill_9(make_webhooks, receiver,
     assert any(len(contents_of(request)) > 1 for request in receiver.requests) is batch
 
 
-async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_until, monkeypatch):
-    monkeypatch.setattr(module, "_FINISH_WITHIN_S", 0.1)
+async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_until):
     async with Receiver(answer=hang) as receiver:
         box = Box()
         webhooks = await make_webhooks(box)
         await webhooks.endpoints.create(APP, receiver.url)
         box.put(transition("client_event"))
         await wait_until(lambda: receiver.requests)
-        await asyncio.wait_for(webhooks.finish(), 60)
+        await asyncio.wait_for(webhooks.finish(0.1), 60)
         (waiting,) = await webhooks.deliveries(APP)
         assert (waiting.state, waiting.attempts) == ("waiting", 0)
 
@@ -225,12 +220,13 @@ async def test_finish_is_bounded_even_if_a_receiver_hangs(make_webhooks, wait_un
 
 
 async def test_deleting_an_endpoint_discards_deliveries_but_keeps_dead_letters(make_webhooks, receiver):
-    webhooks, endpoint = await failed(make_webhooks, receiver, transition())
+    box = Box()
+    webhooks, endpoint = await failed(make_webhooks, receiver, transition(), box=box)
     disabled = await webhooks.endpoints.create(APP, receiver.url)
     await webhooks.endpoints.set_enabled(disabled.id, False)
     await webhooks.endpoints.set_enabled(endpoint.id, False)
     # The time of this transition is before both were disabled.
-    webhooks._intake._outbox.put(transition(time_ms=0))
+    box.put(transition(time_ms=0))
     await seen(webhooks, "waiting", 2)
     for deleted in (endpoint, disabled):
         await webhooks.endpoints.delete(deleted.id)
@@ -306,48 +302,46 @@ async def test_invalid_settings_are_refused_with_a_reason(make_webhooks, tmp_pat
 
 
 async def test_old_deliveries_are_removed_and_a_deleted_endpoint_with_its_last_one(
-    make_webhooks, receiver, clock, monkeypatch, wait_until
+    make_webhooks, receiver, clock, wait_until
 ):
-    monkeypatch.setattr(module, "_MAX_FINISHED", 2)
     box = Box()
-    webhooks = await make_webhooks(box)
+    webhooks = await make_webhooks(box, {"max_finished": 2})
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
         await seen(webhooks, "delivered", number)
         clock.advance(1)
-    await wait_until(lambda: not box.rows and webhooks._intake.forgotten_before() == clock())
-    await webhooks._tidy()
+    await wait_until(lambda: not box.rows and webhooks.intake.forgotten_before() == clock())
+    await webhooks.tidy()
     # Nothing is removed in the first minute.
     await seen(webhooks, "delivered", 5)
     clock.advance(61)
-    await webhooks._tidy()
+    await webhooks.tidy()
     assert {delivery.channel for delivery in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
     await webhooks.endpoints.delete(endpoint.id)
     clock.advance(7 * 86_400)
-    await webhooks._tidy()
+    await webhooks.tidy()
     assert await webhooks.deliveries(APP) == []
     with pytest.raises(RecordError, match="has no webhook"):
         await webhooks.deliveries(APP, endpoint_id=endpoint.id)
 
 
-async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_webhooks, receiver, clock, monkeypatch):
+async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_webhooks, receiver, clock):
     """A client that joins and leaves at a failing endpoint made dead letters without end."""
-    # Two tidyings at a time, which a server never has, would both remove the same number.
-    monkeypatch.setattr(module, "_TIDY_EVERY_S", 3600.0)
     receiver.answer = status(500)
     box = Box()
-    webhooks = await make_webhooks(box, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    # Two tidyings at a time, which a server never has, would both remove the same number.
+    webhooks = await make_webhooks(box, {"tidy_every_s": 3_600.0}, webhook_retry_after_s=(), webhook_max_dead_letters=3)
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
         await seen(webhooks, "failed", number)
         clock.advance(1)
     clock.advance(61)
-    await webhooks._tidy()
+    await webhooks.tidy()
     assert {delivery.channel for delivery in await seen(webhooks, "failed", 3)} == {"c3", "c4", "c5"}
     assert webhooks.counters()["webhook_dead_letters_removed_total"] == 2
-    await webhooks._tidy()
+    await webhooks.tidy()
     assert (await webhooks.depths(APP))[endpoint.id].failed == 3
 
 
@@ -366,6 +360,6 @@ async def test_next_process_completes_an_interrupted_deletion(make_webhooks, rec
         await webhooks.endpoints.delete(endpoint.id)
     await kill(webhooks)
     again = await make_webhooks(Box())
-    await again._tidy()
+    await again.tidy()
     assert {delivery.state for delivery in await again.deliveries(APP)} == {"discarded"}
     assert receiver.requests == []

@@ -90,14 +90,14 @@ class Box:
 
 async def kill(webhooks):
     """Ends it as kill -9 does: nothing more is written to the store."""
-    schedule = webhooks._schedule
+    schedule = webhooks.schedule
     tasks = [*webhooks._tasks, *schedule._tasks, schedule._writing]
     # Otherwise the end of one attempt would start the next.
     schedule._finishing = True
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    webhooks._tasks, webhooks._schedule = [], None
+    webhooks._tasks, webhooks.schedule = [], None
 
 
 def content_of(request: Request):

@@ -87,7 +87,10 @@ class Dependencies(NamedTuple):
 
 
 class Dashboard:
-    """All pages. `start` and `finish` control the sampling for the charts and the background jobs."""
+    """All pages. `start` and `finish` control the sampling for the charts and the background jobs.
+
+    `login` has the pages for people without a session, `jobs` the background jobs; `survey` asks the workers.
+    """
 
     def __init__(self, dependencies: Dependencies) -> None:
         settings, records, accounts = dependencies.settings, dependencies.records, dependencies.accounts
@@ -101,8 +104,8 @@ class Dashboard:
             accounts,
             records,
             self._pages,
-            expired=lambda request, typed: self._login.expired(request, typed),
-            offered=lambda visit, path, typed: self._login.offer_again(visit, path, typed),
+            expired=lambda request, typed: self.login.expired(request, typed),
+            offered=lambda visit, path, typed: self.login.offer_again(visit, path, typed),
         )
         sign_on = None
         if settings.oidc_issuer:
@@ -110,7 +113,7 @@ class Dashboard:
             from redpoll.control.accounts.sign_on import SignOn
 
             sign_on = SignOn(settings)
-        self._login = Login(access, accounts, dependencies.data_dir, sign_on=sign_on)
+        self.login = Login(access, accounts, dependencies.data_dir, sign_on=sign_on)
         self.sampler = Sampler(
             dependencies.read_workers,
             webhooks.counters,
@@ -119,15 +122,15 @@ class Dashboard:
             charts=dependencies.charts,
             usage=dependencies.usage,
         )
-        self._jobs = Jobs(access)
+        self.jobs = Jobs(access)
         address = PublicAddress(settings.public_url, settings.port)
-        exports = Exports(self._jobs)
+        exports = Exports(self.jobs)
         occupancy = Occupancy(dependencies.link, dependencies.keys)
-        survey = Survey(dependencies.link, dependencies.keys)
+        self.survey = survey = Survey(dependencies.link, dependencies.keys)
         connections = ConnectionPages(access, survey, exports)
         self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address)
         self._parts = (
-            self._login,
+            self.login,
             Overview(access, records, self.sampler, webhooks, dependencies.health),
             AppPages(access, records, webhooks, address, settings.app_id),
             KeyPages(access, records),
@@ -139,11 +142,11 @@ class Dashboard:
             TracePages(access, dependencies.event_log),
             HistoryPages(access, records, dependencies.history, occupancy, exports),
             WebhookPages(access, webhooks, exports),
-            DeadLetterPages(access, webhooks, self._jobs, exports),
+            DeadLetterPages(access, webhooks, self.jobs, exports),
             NodePages(access, dependencies.nodes),
             AuditPages(access, accounts.store, exports),
             UserPages(access, accounts),
-            self._jobs,
+            self.jobs,
         )
 
     def start(self, timed: Iterable[Route], times_by_app: Mapping[str, Sequence[int]]) -> None:
@@ -159,7 +162,7 @@ class Dashboard:
     async def finish(self) -> None:
         await self.sampler.finish()
         await self._console.finish()
-        await self._jobs.finish()
+        await self.jobs.finish()
 
     def routes(self) -> list[Route]:
         """The routes of all pages, on the control port."""

@@ -43,7 +43,8 @@ _LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 class Login:
-    """The pages. The file with the first password, in `data_dir`, is deleted when `admin` logs in."""
+    """The pages. The file with the first password, in `data_dir`, is deleted when `admin` logs in. `throttle` slows
+    down logins after failed ones."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class Login:
         self._access = access
         self._accounts = accounts
         self._data_dir = data_dir
-        self._throttle = throttle or LoginThrottle()
+        self.throttle = throttle or LoginThrottle()
         self._sign_on: SignOnPages | None = None
         if sign_on is not None:
             # Here, because most servers don't have it (dashboard.py).
             from redpoll.control.dashboard.sign_on import SignOnPages
 
-            self._sign_on = SignOnPages(access, accounts, sign_on, self._throttle)
+            self._sign_on = SignOnPages(access, accounts, sign_on, self.throttle)
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -121,7 +122,7 @@ class Login:
         following = own_path(form.text("next", HOME))
         resend_path, resend = form.text("resend_path"), form.raw("resend")
         again: dict[str, Any] = {"following": following, "resend_path": resend_path, "resend": resend, "name": name}
-        wait_s = math.ceil(await self._throttle.admit(address, name))
+        wait_s = math.ceil(await self.throttle.admit(address, name))
         if wait_s > 0:
             fault = f"Too many logins fail at present. Try again in {wait_s} s."
             return self._page(
@@ -130,7 +131,7 @@ class Login:
         plain = await self._accounts.log_in(name, form.raw("password"), address)
         if plain is None:
             return self._page(request, status=401, fault="Wrong name or password.", **again)
-        self._throttle.succeeded(address, name)
+        self.throttle.succeeded(address, name)
         if name == FIRST_USER:
             # The one-time password in the file has been used.
             (self._data_dir / FIRST_LOGIN).unlink(missing_ok=True)
@@ -166,7 +167,7 @@ class Login:
         if form.raw("new_password") != form.raw("new_password_again"):
             form.fault("new_password_again", "The two passwords are different.")
         else:
-            wait_s = math.ceil(await self._throttle.admit(visit.request.remote, visit.session.user.name))
+            wait_s = math.ceil(await self.throttle.admit(visit.request.remote, visit.session.user.name))
             if wait_s > 0:
                 raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
             try:
@@ -177,7 +178,7 @@ class Login:
                 form.fault(error.field, str(error))
         if not form.good:
             return visit.page("account.html", status=422, form=form)
-        self._throttle.succeeded(visit.request.remote, visit.session.user.name)
+        self.throttle.succeeded(visit.request.remote, visit.session.user.name)
         return visit.redirect(HOME, "Password changed. Your other sessions have ended.")
 
 

@@ -68,7 +68,7 @@ class Schedule:
     `spans`: None unless OpenTelemetry is on. `on_left(endpoint_id, size)`: a delivery with a body of this size
     no longer waits. `lease_s`: that of pulled deliveries, whose due times follow the clock too. `clock()` returns Unix
     seconds, `steady()` seconds of a clock that is never set, by which pauses are measured. `attempts` counts attempts
-    by outcome, `failed_total` deliveries that became dead letters.
+    by outcome, `failed_total` deliveries that became dead letters. `results` writes what came of them.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Schedule:
         self._queues: dict[str, EndpointQueue] = {
             endpoint.id: EndpointQueue(endpoint.id) for endpoint in endpoints.every()
         }
-        self._results = Results(store, self._results_written)
+        self.results = Results(store, self._results_written)
         # The deliveries whose results are not written yet, by number: their queues, and the sizes of their bodies.
         self._unwritten: dict[int, tuple[EndpointQueue, int]] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -167,7 +167,7 @@ class Schedule:
 
     async def run(self) -> None:
         """Keeps the queues filled."""
-        self._writing = self._loop.create_task(self._results.run(), name="webhook results")
+        self._writing = self._loop.create_task(self.results.run(), name="webhook results")
         while True:
             try:
                 wait_s = await self.step()
@@ -228,7 +228,7 @@ class Schedule:
                 log.error("webhook due times not moved after a clock change", reason=reason_of(error))
                 return
             # No await between the commit and here: the next result to be written must already use the new time.
-            self._results.shift_retries(now_s - before_s)
+            self.results.shift_retries(now_s - before_s)
             for queue in self._queues.values():
                 queue.more_in_store, queue.next_at = True, None
             if self._clock_known:
@@ -252,7 +252,7 @@ class Schedule:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._results.stop()
+        self.results.stop()
         if self._writing is not None:
             # Not cancelled with the task that waits: its results would be lost, and the next `finish` would raise.
             await asyncio.wait([self._writing])
@@ -410,7 +410,7 @@ class Schedule:
             )
             self._unwritten[item.number] = queue, len(item.body)
             queue.unwritten += 1
-            self._results.put(Result(item.number, state, at, row))
+            self.results.put(Result(item.number, state, at, row))
 
     def _note_failing(self, endpoint_id: str, begun_s: float, ok: bool) -> None:
         endpoint = self._endpoints.known(endpoint_id)
@@ -419,7 +419,7 @@ class Schedule:
         since = None if ok else endpoint.failing_since or begun_s
         if since != endpoint.failing_since:
             self._endpoints.set_failing_since(endpoint_id, since)
-            self._results.put_failing(endpoint_id, since)
+            self.results.put_failing(endpoint_id, since)
 
     def _results_written(self, results: Sequence[Result]) -> None:
         """These results are in the store now: retries can be read from there again, and more attempts may start."""

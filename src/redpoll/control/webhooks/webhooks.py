@@ -68,8 +68,9 @@ class Webhooks:
     the outbox and sends: from `start()` until `stop()`.
 
     `endpoints` and `dead_letters` are the parts that change records, `pulls` hands out what back ends pull, on every
-    node. `clock()` returns Unix seconds, `steady()` seconds of a clock that is never set. Methods raise RecordError,
-    with a sentence for people, if something isn't possible. Times are Unix seconds.
+    node. While it leads, `intake` reads the outbox and `schedule` sends; otherwise both are None. `clock()` returns
+    Unix seconds, `steady()` seconds of a clock that is never set. Methods raise RecordError, with a sentence for
+    people, if something isn't possible. Times are Unix seconds.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Webhooks:
         *,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
+        tidy_every_s: float = _TIDY_EVERY_S,
+        max_finished: int = _MAX_FINISHED,
     ) -> None:
         self._store = store
         self._leader_store: Changes = store
@@ -87,6 +90,8 @@ class Webhooks:
         self._settings = settings
         self._clock = clock
         self._steady = steady
+        self._tidy_every_s = tidy_every_s
+        self._max_finished = max_finished
         self._bound = WaitingBound(settings.webhook_max_waiting, steady)
         self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
         self.pulls = Pulls(
@@ -100,8 +105,8 @@ class Webhooks:
         )
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
-        self._intake: Intake | None = None
-        self._schedule: Schedule | None = None
+        self.intake: Intake | None = None
+        self.schedule: Schedule | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._depths: Mapping[str, Depth] = {}
         self._dead_letters_removed = 0
@@ -125,7 +130,7 @@ class Webhooks:
         what only the leader may change. Raises RecordError for unusable settings."""
         self._leader_store = store = store or self._store
         sender = self._get_sender()
-        self._schedule = Schedule(
+        self.schedule = Schedule(
             store,
             self.endpoints,
             sender,
@@ -137,7 +142,7 @@ class Webhooks:
             on_left=self._bound.left,
             lease_s=self.pulls.lease_s,
         )
-        self._intake = Intake(
+        self.intake = Intake(
             outbox,
             store,
             self.endpoints.of_app,
@@ -151,8 +156,8 @@ class Webhooks:
         )
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._schedule.run(), name="webhook schedule"),
-            loop.create_task(self._intake.run(), name="webhook intake"),
+            loop.create_task(self.schedule.run(), name="webhook schedule"),
+            loop.create_task(self.intake.run(), name="webhook intake"),
             loop.create_task(self._tidy_repeatedly(), name="webhook tidying"),
         ]
 
@@ -163,14 +168,14 @@ class Webhooks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._schedule is not None:
-            await self._schedule.finish(within_s)
-            self._schedule = None
-        self._intake = None
+        if self.schedule is not None:
+            await self.schedule.finish(within_s)
+            self.schedule = None
+        self.intake = None
 
-    async def finish(self) -> None:
-        """Stops in order. The next process repeats attempts that take longer than 3 s."""
-        await self.stop(_FINISH_WITHIN_S)
+    async def finish(self, within_s: float = _FINISH_WITHIN_S) -> None:
+        """Stops in order. The next process repeats attempts that take longer."""
+        await self.stop(within_s)
         if self._sender is not None:
             await self._sender.close()
             self._sender = None
@@ -179,21 +184,21 @@ class Webhooks:
         """The counters for metrics.FAMILIES; those of waiting and failed deliveries are up to 5 s old. A node that
         doesn't lead has those of what was pulled here."""
         attempts = Counter(self.pulls.attempts)
-        if self._schedule is None or self._intake is None:
+        if self.schedule is None or self.intake is None:
             return {f"webhook_attempts_{outcome}_total": count for outcome, count in attempts.items()}
-        attempts.update(self._schedule.attempts)
+        attempts.update(self.schedule.attempts)
         depths = self._depths.values()
         oldest = [depth.oldest_at for depth in depths if depth.oldest_at is not None]
         counters: dict[str, float] = {
-            "webhook_transitions_total": self._intake.taken_total,
-            "webhook_rows_unreadable_total": self._intake.unreadable_total,
+            "webhook_transitions_total": self.intake.taken_total,
+            "webhook_rows_unreadable_total": self.intake.unreadable_total,
             "webhook_deliveries_waiting": sum(depth.waiting for depth in depths),
             "webhook_oldest_seconds": max(0.0, self._clock() - min(oldest)) if oldest else 0.0,
             "webhook_dead_letters": sum(depth.failed for depth in depths),
             "webhook_dead_letters_removed_total": self._dead_letters_removed,
             "webhook_deliveries_dropped_total": self._bound.dropped_total,
-            "webhook_failed_total": self._schedule.failed_total + self.pulls.failed_total,
-            "webhook_attempts_running": self._schedule.running,
+            "webhook_failed_total": self.schedule.failed_total + self.pulls.failed_total,
+            "webhook_attempts_running": self.schedule.running,
             "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
         }
         counters |= {f"webhook_attempts_{outcome}_total": attempts[outcome] for outcome in Outcome}
@@ -202,7 +207,7 @@ class Webhooks:
     def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
         """By app id: the number of successful and of failed attempts since the start, of those that are pulled on this
         node too."""
-        total = {} if self._schedule is None else dict(self._schedule.by_app)
+        total = {} if self.schedule is None else dict(self.schedule.by_app)
         for app_id, (delivered, failed) in self.pulls.by_app.items():
             sent, not_sent = total.get(app_id, (0, 0))
             total[app_id] = sent + delivered, not_sent + failed
@@ -317,35 +322,35 @@ class Webhooks:
         self._endpoint_has_due(endpoint.id)
 
     def _added(self, written: Sequence[Waiting]) -> None:
-        assert self._schedule is not None
-        self._schedule.add(written)
+        assert self.schedule is not None
+        self.schedule.add(written)
         self.pulls.may_be_due([delivery.endpoint_id for delivery in written])
 
     def _endpoint_has_due(self, endpoint_id: str) -> None:
         self.pulls.may_be_due([endpoint_id])
-        if self._schedule is not None:
-            self._schedule.endpoint_changed(endpoint_id)
+        if self.schedule is not None:
+            self.schedule.endpoint_changed(endpoint_id)
 
     def _discarded(self, deliveries: Sequence[Delivery]) -> None:
-        if self._schedule is not None:
+        if self.schedule is not None:
             for delivery in deliveries:
-                self._schedule.withdraw(delivery.endpoint_id, (delivery.number,))
+                self.schedule.withdraw(delivery.endpoint_id, (delivery.number,))
 
     async def _tidy_repeatedly(self) -> None:
         while True:
             try:
-                await self._tidy()
+                await self.tidy()
             except SQLAlchemyError as error:
                 log.warning("webhook tidying failed", reason=reason_of(error))
             except Exception:
                 # Our own bug must not end the tidying.
                 log.exception("webhook tidying failed")
-            await asyncio.sleep(_TIDY_EVERY_S)
+            await asyncio.sleep(self._tidy_every_s)
 
-    async def _tidy(self) -> None:
+    async def tidy(self) -> None:
         """Counts waiting deliveries, completes deletions that a kill interrupted, and removes old deliveries."""
-        assert self._schedule is not None
-        assert self._intake is not None
+        assert self.schedule is not None
+        assert self.intake is not None
         endpoints = self.endpoints.every()
         async with self._store.reading() as connection:
             ids = [endpoint.id for endpoint in endpoints]
@@ -356,25 +361,26 @@ class Webhooks:
             if endpoint.deleted_at is not None and depth is not None and depth.waiting:
                 await self.endpoints.discard_waiting(endpoint.id)
             elif self._store.shared and depth is not None and depth.waiting:
-                self._schedule.look_again(endpoint.id)
+                self.schedule.look_again(endpoint.id)
         await self.pulls.run_out(self._leader_store)
         now_s = self._clock()
-        before = min(now_s - _KEEP_ALL_S, self._intake.forgotten_before())
+        before = min(now_s - _KEEP_ALL_S, self.intake.forgotten_before())
         await self._prune(now_s - _KEEP_S, before)
         await self._limit_dead_letters(before)
         await self.endpoints.forget_deleted()
-        self._schedule.forget(self.endpoints.known)
+        self.schedule.forget(self.endpoints.known)
         await self._store.shrink()
 
     async def _prune(self, older_than: float, before: float) -> None:
+        keep = self._max_finished
         async with self._store.reading() as connection:
-            to_prune = await delivery_rows.endpoints_to_prune(connection, keep=_MAX_FINISHED, older_than=older_than)
+            to_prune = await delivery_rows.endpoints_to_prune(connection, keep=keep, older_than=older_than)
         for endpoint_id in to_prune:
             removed = 1
             while removed:
                 async with self._leader_store.change() as connection:
                     removed = await delivery_rows.remove_finished(
-                        connection, endpoint_id, keep=_MAX_FINISHED, older_than=older_than, before=before
+                        connection, endpoint_id, keep=keep, older_than=older_than, before=before
                     )
 
     async def _limit_dead_letters(self, before: float) -> None:
