@@ -212,3 +212,13 @@ async def test_worker_that_is_given_up_while_shards_are_lost_takes_its_next_name
     assert all(socket.state == "attached" for socket in sockets)
     truth = await make_truth(cluster)
     await truth.settled([a, b])
+
+
+async def test_subscribes_to_all_masters_go_on_when_redis_has_forgotten_the_scripts(cluster, start_worker, wait_until):
+    worker = await start_worker(server=cluster, beat_s=60.0)
+    for node in cluster.masters():
+        with node.client() as client:
+            client.script_flush()
+    sockets = [worker.join(f"news-{number}") for number in range(CHANNELS)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    assert worker.registry.sync.errors == 0

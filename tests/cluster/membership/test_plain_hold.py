@@ -15,6 +15,7 @@ from redpoll.cluster.membership.hold_call import (
     encode,
     is_plain_call,
     plain_reply,
+    with_source,
 )
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import FENCE, FENCED, HOLD, HOLD_PLAIN, REGISTER, STALE
@@ -135,9 +136,18 @@ async def test_worker_that_is_unknown_or_reaped_is_fenced(link, keys):
     assert await send(link, command) == [FENCED]
 
 
-async def test_worker_loads_the_script_again_when_redis_has_forgotten_it(start_worker, wait_until, link, truth):
+async def test_call_is_repeated_with_its_source_at_once_when_redis_does_not_have_the_script(start_worker, link, truth):
+    """As of other scripts: SCRIPT LOAD may be forbidden."""
     worker = await start_worker()
     await worker.attach("before")
     await link.ask(b"SCRIPT", b"FLUSH")
     await worker.attach("after")
+    assert worker.registry.sync.errors == 0
     await truth.settled([worker])
+
+
+def test_command_with_the_source_has_the_same_keys_and_arguments():
+    command = packed(Keys(), "W", 12, "news", 3, 1)
+    word, source, *more = with_source(command)
+    assert (word, source) == (b"EVAL", HOLD_PLAIN.source)
+    assert more == hiredis_arguments(command)[2:]

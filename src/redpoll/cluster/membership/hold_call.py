@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import hiredis
+
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import HOLD_PLAIN, OK
@@ -39,6 +41,7 @@ __all__ = [
     "hook_flags",
     "is_plain_call",
     "plain_reply",
+    "with_source",
 ]
 
 # What is held.
@@ -382,6 +385,13 @@ class PlainHold:
         middle = b"\r\n" + b"".join(map(_bulk, (w.encode(), b"%d" % gen, app)))
         parts = self._parts[(at, app_id)] = (gen, head, b"%bc:%b:" % (keys.head(at), app), middle)
         return parts
+
+
+def with_source(command: bytes) -> tuple[bytes, ...]:
+    """The words of a command of PlainHold for a Redis that doesn't have the script: EVAL loads it."""
+    reader = hiredis.Reader()
+    reader.feed(command)
+    return (b"EVAL", HOLD_PLAIN.source, *reader.gets()[2:])
 
 
 _REPLIES: Final = {digit: HoldReply(0, b"%d" % digit, (), ()) for digit in (1, 2)}

@@ -29,6 +29,7 @@ from redpoll.cluster.membership.hold_call import (
     encode,
     is_plain_call,
     plain_reply,
+    with_source,
 )
 from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.join import Join, JoinState, Stage
@@ -40,7 +41,7 @@ from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
-from redpoll.cluster.redis.scripts import HOLD, HOLD_PLAIN
+from redpoll.cluster.redis.scripts import HOLD
 from redpoll.loop.slices import Slices
 
 __all__ = ["Sync"]
@@ -304,11 +305,7 @@ class Sync:
             self._background += 1
         settings, incarnation = local_channel.settings, self._incarnation
         if is_plain_call(local_channel.kind, call):
-            share = settings.share if call.flags else None
-            app_id, channel, joins = local_channel.app_id, local_channel.channel, len(call.joins)
-            gen = incarnation.generations[local_channel.shard]
-            command = self._plain_hold.pack(incarnation.worker_id, gen, app_id, channel, call.base, joins, share)
-            self._link.call_packed(command, partial(self._answered, local_channel, call))
+            self._link.call_packed(self._packed(local_channel, call), partial(self._answered, local_channel, call))
             return
         if call.big_reply:
             self.agenda.awaited[call.big_reply] += 1
@@ -336,7 +333,19 @@ class Sync:
         )
         self._link.run(HOLD, names, args, partial(self._answered, local_channel, call))
 
+    def _packed(self, local_channel: LocalChannel, call: HoldCall[Join]) -> bytes:
+        incarnation, joins = self._incarnation, len(call.joins)
+        gen = incarnation.generations[local_channel.shard]
+        share = local_channel.settings.share if call.flags else None
+        app_id, channel = local_channel.app_id, local_channel.channel
+        return self._plain_hold.pack(incarnation.worker_id, gen, app_id, channel, call.base, joins, share)
+
     def _answered(self, local_channel: LocalChannel, call: HoldCall[Join], outcome: Any) -> None:
+        if type(outcome) is hiredis.ReplyError and str(outcome).startswith("NOSCRIPT"):
+            # Of HOLD_PLAIN: the link repeats calls of the other scripts itself.
+            command = with_source(self._packed(local_channel, call))
+            self._link.call(*command, done=partial(self._answered, local_channel, call))
+            return
         self.agenda.move(local_channel, _CLEAN)
         self.in_flight -= 1
         if not call.joins:
@@ -410,9 +419,6 @@ class Sync:
     def _retry(self, local_channel: LocalChannel, error: Exception) -> None:
         # The same absolute call again, later. Only its channel waits.
         self.errors += 1
-        if str(error).startswith("NOSCRIPT"):
-            # The link repeats calls of the other scripts itself.
-            self._link.call(b"SCRIPT", b"LOAD", HOLD_PLAIN.source)
         delay_s = self._timings.retry_delay_s(local_channel.failures)
         local_channel.failures += 1
         log.warning("hold failed", app=local_channel.app_id, channel=local_channel.channel, reason=str(error))

@@ -51,7 +51,7 @@ _UNSTORED_EVENT: Final = b"e 0 "
 
 _ALL: Final = frozenset(range(SHARDS))
 # Where the first key is, if it isn't the word after the command.
-_KEY_AT: Final = {b"EVAL": 3, b"EVALSHA": 3}
+_KEY_AT: Final = {b"EVAL": 3, b"EVALSHA": 3, b"PUBSUB": 2}
 
 
 def _ignore(reply: Any) -> None:
