@@ -18,7 +18,8 @@ async def test_user_is_read_back_as_written(store):
         await rows.add(connection, user())
         await rows.set_password(connection, "vera", "other", must_change=False)
         await rows.set_role(connection, "vera", "admin")
-        await rows.set_login(connection, "vera", 2.5)
+        assert not await rows.set_login(connection, user(), 1.5)
+        assert await rows.set_login(connection, user(password_hash="other"), 2.5)
     expected = user(password_hash="other", must_change=False, role="admin", last_login_at=2.5)
     async with store.reading() as connection:
         assert await rows.list_users(connection) == [expected]

@@ -25,6 +25,7 @@ __all__ = [
     "find_user",
     "list_users",
     "remove",
+    "replace_password",
     "set_login",
     "set_password",
     "set_rights",
@@ -80,6 +81,16 @@ async def set_password(connection: AsyncConnection, name: str, password_hash: st
     await connection.execute(sa.update(users).where(users.c.name == name).values(values))
 
 
+async def replace_password(connection: AsyncConnection, user: User, password_hash: str) -> bool:
+    """Sets the password if it is still that of `user`. Returns whether it was."""
+    return await _change_same(connection, user, password_hash=password_hash, must_change=False)
+
+
+async def _change_same(connection: AsyncConnection, user: User, **values: object) -> bool:
+    is_same = (users.c.name == user.name) & (users.c.password_hash == user.password_hash)
+    return (await connection.execute(sa.update(users).where(is_same).values(values))).rowcount == 1
+
+
 async def set_role(connection: AsyncConnection, name: str, role: str) -> None:
     await connection.execute(sa.update(users).where(users.c.name == name).values(role=role))
 
@@ -94,8 +105,9 @@ async def set_rights(connection: AsyncConnection, name: str, role: str, apps: st
     await connection.execute(sa.update(users).where(users.c.name == name).values(role=role, apps=apps))
 
 
-async def set_login(connection: AsyncConnection, name: str, now_s: float) -> None:
-    await connection.execute(sa.update(users).where(users.c.name == name).values(last_login_at=now_s))
+async def set_login(connection: AsyncConnection, user: User, now_s: float) -> bool:
+    """Notes that a user logged in, if the password is still that of `user`. Returns whether it was."""
+    return await _change_same(connection, user, last_login_at=now_s)
 
 
 async def remove(connection: AsyncConnection, name: str) -> None:

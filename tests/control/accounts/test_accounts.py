@@ -111,6 +111,39 @@ async def test_reset_ends_sessions_and_returns_a_one_time_password(accounts):
     assert session.user.must_change
 
 
+async def test_login_with_a_password_that_is_reset_meanwhile_fails(accounts, monkeypatch):
+    await accounts.first_admin(OLD)
+    matches = Passwords.matches
+
+    async def matches_before_the_reset(*args) -> bool:
+        is_right = await matches(*args)
+        monkeypatch.setattr(Passwords, "matches", matches)
+        await accounts.reset("admin")
+        return is_right
+
+    monkeypatch.setattr(Passwords, "matches", matches_before_the_reset)
+    assert await accounts.log_in("admin", OLD) is None
+    async with accounts.store.reading() as connection:
+        assert (await connection.scalar(sa.select(sa.func.count()).select_from(sessions))) == 0
+
+
+async def test_password_change_does_not_undo_a_reset(accounts, monkeypatch):
+    await accounts.first_admin(OLD)
+    session = await accounts.session(await accounts.log_in("admin", OLD))
+    hash_, given = Passwords.hash, []
+
+    async def hash_before_the_reset(*args) -> str:
+        hashed = await hash_(*args)
+        given.append(await accounts.reset("admin"))
+        return hashed
+
+    monkeypatch.setattr(Passwords, "hash", hash_before_the_reset)
+    with pytest.raises(AccountError, match="changed meanwhile"):
+        await accounts.change_password(session, OLD, NEW)
+    assert await accounts.log_in("admin", NEW) is None
+    assert await accounts.log_in("admin", *given)
+
+
 async def test_last_admin_can_not_be_removed_or_demoted(accounts):
     await accounts.first_admin(OLD)
     for what in (accounts.remove("admin"), accounts.set_role("admin", "viewer")):

@@ -175,13 +175,15 @@ class Accounts:
         by = Actor(name, address)
         async with self.store.reading() as connection:
             user = await rows.find_user(connection, name)
-        if not await self._passwords.matches(password, None if user is None else user.password_hash):
-            await self.store.note(by, "login failed")
-            return None
-        async with self.store.change() as connection:
-            plain = await self._begin_session(connection, name)
-            await audit.add(connection, by, "logged in")
-        return plain
+        is_right = await self._passwords.matches(password, None if user is None else user.password_hash)
+        if user is not None and is_right:
+            async with self.store.change() as connection:
+                plain = await self._begin_session(connection, user)
+                if plain is not None:
+                    await audit.add(connection, by, "logged in")
+                    return plain
+        await self.store.note(by, "login failed")
+        return None
 
     async def sign_on(self, identity: Identity, address: str = "") -> str:
         """Begins a session of a user who logged in at the provider, and returns its id for the cookie. The user's
@@ -202,7 +204,8 @@ class Accounts:
                 await rows.add(connection, user)
             elif (user.role, user.apps) != (identity.role, apps):
                 await rows.set_rights(connection, user.name, identity.role, apps)
-            plain = await self._begin_session(connection, user.name, identity.id_token)
+            plain = await self._begin_session(connection, user, identity.id_token)
+            assert plain is not None  # Such users have no password.
             await raise_version(connection)
             await audit.add(
                 connection, Actor(user.name, address), "logged in", detail=f"single sign-on: {identity.role}"
@@ -219,12 +222,14 @@ class Accounts:
             await raise_version(connection)
             await audit.add(connection, Actor(user.name, address), "login failed", detail="single sign-on: no role")
 
-    async def _begin_session(self, connection: AsyncConnection, name: str, id_token: str | None = None) -> str:
+    async def _begin_session(self, connection: AsyncConnection, user: User, id_token: str | None = None) -> str | None:
+        """The id of a new session; None: the user was removed, or got another password, since it was checked."""
         now_s = self._clock()
+        if not await rows.set_login(connection, user, now_s):
+            return None
         plain = secrets.token_urlsafe(32)
         await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
-        await rows.add_session(connection, _hash(plain), name, now_s, id_token)
-        await rows.set_login(connection, name, now_s)
+        await rows.add_session(connection, _hash(plain), user.name, now_s, id_token)
         return plain
 
     async def id_token(self, session: Session) -> str | None:
@@ -271,7 +276,8 @@ class Accounts:
             raise AccountError(fault, "new_password")
         hashed = await self._passwords.hash(new)
         async with self.store.change() as connection:
-            await rows.set_password(connection, user.name, hashed, must_change=False)
+            if not await rows.replace_password(connection, user, hashed):
+                raise AccountError("Your password was changed meanwhile. Log in again.", "old_password")
             await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
             await raise_version(connection)
             await audit.add(connection, Actor(user.name, address), "user password", target=user.name)
