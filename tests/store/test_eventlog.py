@@ -163,6 +163,13 @@ async def test_pruning_removes_old_calls_even_if_there_are_few(log):
     assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 0
 
 
+async def test_call_from_while_the_clock_was_behind_takes_none_of_the_others_with_it(log):
+    for number in (500, 501, 1, 502):
+        await log.write(batch(call(number)), [])
+    assert await log.prune(1_000_002 + int(DAY_S * 1000)) == 1
+    assert await numbers(log) == [502, 501, 500]
+
+
 async def test_flood_of_one_app_removes_no_row_of_another(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     spans = [span_of(tid(number), app, 1_000_000 + number, "accepted", {}) for number in (1, 99) for app in "12"]

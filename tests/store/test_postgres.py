@@ -73,16 +73,6 @@ async def test_two_control_planes_change_in_turn_and_see_each_others_changes(sto
     await other.close()
 
 
-async def test_reading_sees_one_state_during_the_changes_of_others(store):
-    async with store.reading() as connection:
-        before = (await versions(connection)).directory
-        async with store.change() as other:
-            await raise_version(other, for_workers=True)
-        assert (await versions(connection)).directory == before
-    async with store.reading() as connection:
-        assert (await versions(connection)).directory == before + 1
-
-
 async def test_migrations_of_several_servers_that_start_at_once_run_once(postgres_server):
     name = await asyncio.to_thread(postgres_server.create_database, empty=True)
     url = postgres_server.url(name)

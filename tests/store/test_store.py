@@ -39,6 +39,16 @@ async def test_version_increases_with_each_change_and_survives_reopening(store, 
     await again.close()
 
 
+async def test_reading_sees_one_state_during_the_changes_of_others(store):
+    async with store.reading() as connection:
+        before = (await versions(connection)).directory
+        async with store.change() as other:
+            await raise_version(other, for_workers=True)
+        assert (await versions(connection)).directory == before
+    async with store.reading() as connection:
+        assert (await versions(connection)).directory == before + 1
+
+
 async def test_new_store_starts_with_a_higher_version_than_a_deleted_one(sqlite_store, tmp_path):
     async with sqlite_store.change() as connection:
         before = (await raise_version(connection, for_workers=True)).directory

@@ -58,6 +58,8 @@ _MAX_BATCH: Final = 10_000_000
 # memory that searches take.
 _BATCHES_PER_STEP: Final = 20
 _MAX_SEARCHES: Final = 2
+# Above every id and time.
+_MAX: Final = 1 << 62
 # Batches that one transaction removes; others may write in between.
 _REMOVED_AT_A_TIME: Final = 500
 
@@ -221,7 +223,7 @@ class EventLog:
         async with self._engine.connect() as connection:
             outdated = (await connection.exec_driver_sql(text, (oldest_ms,))).all()
         for app in outdated:
-            removed += await self._remove(app.app_id, self._counts[app.app_id], app.last_id)
+            removed += await self._remove(app.app_id, self._counts[app.app_id], app.last_id, oldest_ms)
             await self._remove_spans("app_id = ? AND time_ms < ?", app.app_id, oldest_ms)
         share = _share(self._counts, self._keep_calls)
         for app_id, count in list(self._counts.items()):
@@ -234,13 +236,16 @@ class EventLog:
                     await self._remove_spans("app_id = ? AND time_ms < ?", app_id, first_ms)
         return removed
 
-    async def _remove(self, app_id: str, excess: int, last_id: int = 1 << 62) -> int:
-        """Removes the app's oldest batches up to `last_id`, at most `excess` calls. Returns the number of calls."""
-        text = "SELECT id, count AS calls FROM batches WHERE app_id = ? AND id <= ? ORDER BY id LIMIT ?"
+    async def _remove(self, app_id: str, excess: int, last_id: int = _MAX, before_ms: int = _MAX) -> int:
+        """Removes the app's oldest batches up to `last_id`, at most `excess` calls. Returns the number of calls. Those
+        that aren't from `before_ms` stay: where a clock was set back and forth, they are among the others."""
+        text = "SELECT id, count AS calls FROM batches WHERE app_id = ? AND id <= ? AND last_ms < ? ORDER BY id LIMIT ?"
         removed = 0
         while True:
             async with self._engine.begin() as connection:
-                oldest = (await connection.exec_driver_sql(text, (app_id, last_id, _REMOVED_AT_A_TIME))).all()
+                oldest = (
+                    await connection.exec_driver_sql(text, (app_id, last_id, before_ms, _REMOVED_AT_A_TIME))
+                ).all()
                 ids: list[tuple[int]] = []
                 calls = 0
                 for batch in oldest:

@@ -69,6 +69,8 @@ class Sqlite:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection for reading. All its reads see the same state of the database."""
         async with self.engine.connect() as connection:
+            # sqlite3 begins no transaction for reads by itself.
+            await connection.exec_driver_sql("BEGIN")
             yield connection
 
     @asynccontextmanager
