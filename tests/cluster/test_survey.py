@@ -44,6 +44,21 @@ async def test_without_workers_the_survey_ends_at_once(link, keys):
     assert await Survey(link, keys, answer_s=60).ask(QUESTION) == {}
 
 
+async def test_question_waits_until_all_workers_are_subscribed(workers, link, keys):
+    ready = asyncio.Event()
+    asking = asyncio.ensure_future(Survey(link, keys, answer_s=60, ready=ready.wait).ask(QUESTION))
+    await link.ask(b"PING")
+    assert not any(worker.asked for worker in workers)
+    ready.set()
+    assert len(await asking) == len(workers)
+
+
+async def test_question_that_waits_too_long_for_the_workers_is_unavailable(workers, link, keys):
+    with pytest.raises(Unavailable, match="not all workers are subscribed again"):
+        await Survey(link, keys, answer_s=0.01, ready=asyncio.Event().wait).ask(QUESTION)
+    assert not any(worker.asked for worker in workers)
+
+
 async def test_silent_worker_makes_the_answer_unavailable_and_is_named(workers, link, keys):
     workers[1].answerers.hear(TerminateUser, workers[1].asked.append)
     process = workers[1].registry.worker_id.rpartition(".")[0]

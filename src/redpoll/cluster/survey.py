@@ -132,10 +132,22 @@ async def _read_answers(link: Link, keys: Keys, question: Question) -> dict[str,
 
 class Survey:
     """Questions to all workers. Dead workers, earlier names of living workers, and workers that are out of service and
-    have no sockets aren't waited for. `answer_s` is how long answers are waited for."""
+    have no sockets aren't waited for. `answer_s` is how long answers are waited for.
 
-    def __init__(self, link: Link, keys: Keys, *, answer_s: float = ANSWER_S) -> None:
+    `ready()` returns when all workers are subscribed. Before that, Redis may not know a living worker (its data may be
+    lost), and a question would reach nobody.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        *,
+        answer_s: float = ANSWER_S,
+        ready: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self._link = link
+        self._ready = ready or link.wait_up
         self._keys = keys
         self.answer_s = answer_s
 
@@ -145,9 +157,11 @@ class Survey:
         question = msgspec.structs.replace(question, id=secrets.token_hex(8))
         answers: dict[str, Any] = {}
         silent: set[str] = set()
+        asked = False
         try:
             async with asyncio.timeout(self.answer_s):
-                await self._link.wait_up()
+                await self._ready()
+                asked = True
                 await self._link.ask(*publication(self._keys, question))
                 for delay_s in _delays_s():
                     raw, beats = await asyncio.gather(
@@ -162,6 +176,8 @@ class Survey:
                     await asyncio.sleep(delay_s)
                 return answers
         except TimeoutError:
+            if not asked:
+                raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None
             missing = ", ".join(sorted(silent)) or "Redis"
             raise Unavailable(f"no answer from {missing} within {self.answer_s:g} s") from None
         except (LinkDown, hiredis.ReplyError) as error:

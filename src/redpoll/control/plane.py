@@ -139,12 +139,12 @@ class ControlPlane:
         self.node_survey = NodeSurvey(link, keys, self.view)
         self.observation = Observation(start, link, keys, self.node_survey, event_log, charts)
         figures = WorkerFigures(Stats(link, keys), self.view)
-        survey = Survey(link, keys)
+        survey = Survey(link, keys, ready=self.publishing.publisher.opened)
         self.grants = Grants(store, link, keys, survey)
         self.node_survey.answerers.hear(GrantRevoked, self.grants.heard)
         spreading = Spreading(records, survey)
         nodes = NodeList(self.view, figures.all)
-        self.cluster = Cluster(link, keys, History(link, keys), nodes, self.grants, spreading)
+        self.cluster = Cluster(link, keys, History(link, keys), nodes, survey, self.grants, spreading)
         api = self._api(settings, survey)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
         managed = Managed(records, webhooks, shard_key)
@@ -209,6 +209,7 @@ class ControlPlane:
                 self.health,
                 figures.all,
                 self.cluster.nodes,
+                self.cluster.survey,
                 self.observation.cluster_log,
                 self.observation.tracer,
                 charts,

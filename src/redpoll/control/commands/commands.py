@@ -299,8 +299,7 @@ async def _ask_redis(cluster: Cluster, *command: Any) -> None:
 
 
 def _survey(context: Context) -> Survey:
-    cluster = context.running("the list of connections")
-    return Survey(cluster.link, cluster.keys)
+    return context.running("the list of connections").survey
 
 
 def _app(context: Context, app_id: str) -> App:

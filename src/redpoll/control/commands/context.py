@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.survey import Survey
 from redpoll.config.settings import Settings
 from redpoll.control.nodes.nodes import NodeList
 from redpoll.control.records.grants import Grants
@@ -29,12 +30,13 @@ __all__ = ["Cluster", "Context"]
 
 
 class Cluster(NamedTuple):
-    """A running server's access to Redis, and the nodes of its cluster."""
+    """A running server's access to Redis, and the nodes of its cluster. `survey` asks all workers."""
 
     link: Link
     keys: Keys
     history: History
     nodes: NodeList
+    survey: Survey
     grants: Grants
     spreading: Spreading
 

@@ -80,6 +80,7 @@ class Dependencies(NamedTuple):
     health: Health
     read_workers: Callable[[], Awaitable[Workers]]
     nodes: NodeList
+    survey: Survey
     event_log: ClusterLog | None
     tracer: Tracer | None
     charts: Charts | None
@@ -126,7 +127,7 @@ class Dashboard:
         address = PublicAddress(settings.public_url, settings.port)
         exports = Exports(self.jobs)
         occupancy = Occupancy(dependencies.link, dependencies.keys)
-        self.survey = survey = Survey(dependencies.link, dependencies.keys)
+        self.survey = survey = dependencies.survey
         connections = ConnectionPages(access, survey, exports)
         self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address)
         self._parts = (

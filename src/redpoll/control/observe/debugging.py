@@ -14,7 +14,6 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.debug_log import MAX_LINES, DebugLog, debug_text
 from redpoll.cluster.questions import ListConnections
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.cluster.survey import Survey
 from redpoll.control.http.router import Access
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
@@ -97,7 +96,7 @@ async def _start(context: Context, args: dict[str, Any]) -> Any:
 
 async def _app_of(cluster: Cluster, socket_id: str) -> str:
     """The app of a connection, whichever worker has it."""
-    answers = await Survey(cluster.link, cluster.keys).ask(ListConnections("", socket_id, limit=10))
+    answers = await cluster.survey.ask(ListConnections("", socket_id, limit=10))
     for page in answers.values():
         for row in page["connections"]:
             if row["socket"] == socket_id:

@@ -190,6 +190,10 @@ class Publisher:
         """As `Bus.checks`."""
         return self._checks
 
+    async def opened(self) -> None:
+        """Returns when the gate is open."""
+        await self._opened.wait()
+
     def _await(self, waiting: Waiting) -> None:
         loop, awaited = self._loop, self._awaited
         while awaited and not awaited[0][1].left:
