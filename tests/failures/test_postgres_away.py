@@ -77,11 +77,14 @@ async def test_only_changes_of_records_fail_while_postgres_is_away(server, own_p
         assert await api.users("presence-room") == ["anna", "vera"]
         result = await run(server, "app", "create", "refused")
         assert (result.exit_code, "the record store failed: PostgreSQL at" in result.stderr) == (1, True), result.output
+        log = server.folder / "err"
+        await command(server, "connections", "kick", app, vera.socket_id)
+        await vera.until_closed()
+        assert any("not in the audit log" in line and vera.socket_id in line for line in log.read_text().splitlines())
         form = {"name": "admin", "password": "any"}
         async with browser.post(f"{server.control_url}/dashboard/login", data=form) as response:
             assert response.status == 503
             assert "PostgreSQL at" in await response.text()
-        log = server.folder / "err"
         await wait_until(lambda: "webhook deliveries not written, they wait in Redis" in log.read_text())
         await wait_until(lambda: server.metrics()["redpoll_record_store_up", "worker=control"] == 0)
         assert receiver.requests == []
