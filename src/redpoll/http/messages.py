@@ -99,8 +99,8 @@ class PullTerms(NamedTuple):
 
 
 def pack_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
-    """Header fields, each by its place in FIELDS."""
-    return b"".join([_FIELD.pack(place, len(value)) + value for place, value in fields])
+    """Header fields, each by its place in FIELDS; later places are not for control."""
+    return b"".join([_FIELD.pack(place, len(value)) + value for place, value in fields if place < len(FIELDS)])
 
 
 def size_of(buffer: bytes | bytearray, at: int) -> int:

@@ -144,9 +144,7 @@ class Shared:
     def send(self, http, request, requester=None, more_flags=0):
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode()
-        return self.link.send(
-            http, flags, method, client, target, http_requests.packed_fields(fields), body, announced, refusal
-        )
+        return self.link.send(http, flags, method, client, target, pack_fields(fields), body, announced, refusal)
 
     def error(self, fault):
         return error_response(*fault)

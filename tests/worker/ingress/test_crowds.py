@@ -121,6 +121,27 @@ async def test_one_bound_counts_every_kind(bench, open_from, authenticating, wai
     assert len(worker.gate.strangers) == 2
 
 
+@pytest.mark.parametrize(
+    "start",
+    [b"POST /apps/1/events", b"POST /a"],
+    ids=["usual", "other"],
+)
+async def test_bodies_count_for_the_client_that_a_proxy_names(bench, open_from, authenticating, wait_until, start):
+    worker = await bench.start(max_pending_per_address=2, trusted_proxies=["127.0.0.1/32"])
+
+    def of(client):
+        return start + b" HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: %b\r\nContent-Length: 9\r\n\r\n1234" % client
+
+    for count in (1, 2):
+        await open_from(worker, "127.0.0.1", of(b"198.51.100.7"))
+        await wait_until(lambda count=count: len(worker.gate.strangers) == count)
+    refused, _ = await open_from(worker, "127.0.0.1", of(b"198.51.100.7"))
+    assert await status(refused) == 503
+    await open_from(worker, "127.0.0.1", of(b"203.0.113.9"))
+    await wait_until(lambda: len(worker.gate.strangers) == 3)
+    assert worker.gate.http.refused["address"] == 1
+
+
 async def test_half_of_all_requests_is_for_callers_with_a_right_credential(
     bench, open_from, authenticating, wait_until
 ):

@@ -7,7 +7,7 @@ Half of each limit is for callers who have authenticated (strangers.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from redpoll._http import pack_simple
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from redpoll.worker.streams.streams import Streams
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["FORWARDED_PROTO", "TABLE", "HttpRequests", "PublicConnection", "packed_fields"]
+__all__ = ["FORWARDED_PROTO", "TABLE", "HttpRequests", "PublicConnection"]
 
 # X-Forwarded-Proto, and what readers of streams send, is for the worker; control doesn't get it.
 TABLE: Final = FieldTable(READ_FIELDS)
@@ -113,7 +113,7 @@ class PublicConnection(ReadingConnection):
         body_bytes = len(data) - data.index(b"\r\n\r\n") - 4
         limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
         if http.reading_bytes + body_bytes > limit or not (
-            self.authenticated or http.strangers.reserve(self.stream, self.peer)
+            self.authenticated or http.strangers.reserve(self.stream, http.client_addresses.in_head(self.peer, data))
         ):
             return False
         if size < 0:
@@ -274,7 +274,9 @@ class PublicConnection(ReadingConnection):
 
     def _has_place(self) -> bool:
         http, reader = self._server, self._reader
-        if self.authenticated or http.strangers.reserve(self.stream, self.peer):
+        is_known = reader.phase is Phase.BODY and self._client_of is not None
+        client = http.client_of(self, reader.head_request(0, 0)) if is_known else self.peer
+        if self.authenticated or http.strangers.reserve(self.stream, client):
             return True
         if reader.phase is Phase.BODY and http.is_signed(reader.head_request(0, 0)):
             return True
@@ -406,7 +408,7 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         number."""
         flags, method, target, fields, _, body, announced, refusal = request
         client = self.client_of(http, request).encode("ascii", "replace")
-        packed = packed_fields(fields) if fields else b""
+        packed = pack_fields(fields) if fields else b""
         flags |= more_flags
         return self.link.send(requester or http, flags, method, client, target, packed, body, announced, refusal)
 
@@ -438,13 +440,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
 
     def is_signed(self, request: ParsedRequest) -> bool:
         """Whether an app's caller sent this request, as far as a worker can tell."""
-        return self._credentials.are_right(request.method, request.target, packed_fields(request.fields))
+        return self._credentials.are_right(request.method, request.target, pack_fields(request.fields))
 
     def client_of(self, http: PublicConnection, request: ParsedRequest) -> str:
         """The client's address: from X-Forwarded-For if a trusted proxy sent it, else the peer's."""
         return self.client_addresses.of(http.peer, request.forwarded)
-
-
-def packed_fields(fields: Iterable[tuple[int, bytes]]) -> bytes:
-    """The fields that control reads."""
-    return pack_fields(field for field in fields if field[0] < len(FIELDS))
