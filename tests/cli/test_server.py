@@ -1,12 +1,9 @@
 """`serve`, `check-config`, `version`: output and exit codes."""
 
-import http.server
 import json
-import threading
-
-import pytest
 
 import redpoll
+from helpers.server import Server
 from redpoll.config.config import TABLE
 from redpoll.host import datafolder
 
@@ -47,47 +44,20 @@ def test_health_without_a_server_exits_with_1(typed, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch, one_response):
-    port = one_response(503, b'{"error":"Redis does not answer","code":"unavailable"}')
-    address = {"control_host": "0.0.0.0", "control_port": port, "control_tls": False}
-    monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: address)
+def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch):
+    monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: {"obstacle": "Redis doesn't answer"})
     result = typed("health")
-    assert (result.exit_code, result.stderr) == (1, "redpoll: not ready: Redis does not answer\n")
+    assert (result.exit_code, result.stderr) == (1, "redpoll: not ready: Redis doesn't answer\n")
     result = typed("health", "--json")
     assert json.loads(result.stdout)["ready"] is False
 
 
-def test_health_asks_the_public_port_if_the_control_port_wants_a_certificate(typed, monkeypatch, one_response):
-    port = one_response(200, b'{"status":"ready"}')
-    address = {"host": "127.0.0.1", "port": port, "control_host": "127.0.0.1", "control_port": 1, "control_tls": True}
-    monkeypatch.setattr("redpoll.ipc.command_socket.ask", lambda *_args: address)
-    assert typed("health").stdout == "ready\n"
-
-
-@pytest.fixture
-def one_response():
-    """`one_response(status, body)` starts an HTTP server that answers every request so; returns its port."""
-    servers = []
-
-    def start(status, body):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_args):
-                pass
-
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return servers[-1].server_port
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+def test_health_needs_no_port_and_publish_says_which_address_it_needs(typed):
+    with Server(workers=1, proxy_protocol=True) as server:
+        folder = str(server.folder / "data")
+        assert typed("health", "--data-dir", folder).stdout == "ready\n"
+        result = typed("publish", "news", "hello", "1", "--data-dir", folder)
+        assert (result.exit_code, "PROXY protocol" in result.stderr) == (1, True)
 
 
 def test_unknown_variable_is_only_a_warning(typed, monkeypatch):

@@ -102,6 +102,11 @@ def _target(
 def _own(settings: config.Settings, app_id: str | None) -> Target:
     """An app of the server that owns the data folder."""
     address = run(settings, "server show", {})
+    if address["proxy_protocol"]:
+        fail(
+            "this server's public port wants the PROXY protocol (setting proxy_protocol): name the address of your "
+            "proxy, --url https://KEY:SECRET@HOST/apps/ID"
+        )
     if app_id is None:
         app_id = only_app(settings, "--app")
     for app in run(settings, "app list", {}):

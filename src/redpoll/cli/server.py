@@ -1,6 +1,5 @@
 """`redpoll serve`, `check-config`, `reload`, `health`, `version`."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -164,28 +163,14 @@ def health(settings: config.Settings, as_json: bool) -> None:
 def _obstacle(settings: config.Settings) -> str | None:
     """Why the server of this data folder isn't ready; None if it is. Unlike other commands it doesn't take the folder
     when no server has it: the server may be about to start."""
-    import urllib.error
-    import urllib.request
-
     from redpoll.host import datafolder
-    from redpoll.host.welcome import url_host
     from redpoll.ipc import command_socket
 
     try:
         with datafolder.as_owner(Path(settings.data_dir)):
             path = command_socket.socket_path(settings.data_dir)
-            address = command_socket.ask(path, "server show", {}, _HEALTH_WITHIN_S)
+            # Not by HTTP: the ports may want a certificate or the PROXY protocol.
+            reason: str | None = command_socket.ask(path, "server health", {}, _HEALTH_WITHIN_S)["obstacle"]
     except (OSError, command_socket.CommandError, datafolder.DataFolderError) as error:
         return f"no server answers on the data folder {settings.data_dir}: {error}"
-    # A control port with TLS wants a certificate of us. The public port passes the question on to control.
-    which = "" if address["control_tls"] else "control_"
-    url = f"http://{url_host(address[which + 'host'])}:{address[which + 'port']}/readyz"
-    # Not through a proxy of the environment: this machine is asked.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=_HEALTH_WITHIN_S):
-            return None
-    except urllib.error.HTTPError as error:
-        return json.loads(error.read()).get("error") or str(error)
-    except OSError as error:
-        return f"{url} does not answer: {error}"
+    return reason

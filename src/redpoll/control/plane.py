@@ -144,7 +144,7 @@ class ControlPlane:
         self.node_survey.answerers.hear(GrantRevoked, self.grants.heard)
         spreading = Spreading(records, survey)
         nodes = NodeList(self.view, figures.all)
-        self.cluster = Cluster(link, keys, History(link, keys), nodes, survey, self.grants, spreading)
+        self.cluster = Cluster(link, keys, History(link, keys), nodes, self.health, survey, self.grants, spreading)
         api = self._api(settings, survey)
         self.dashboard = self._dashboard(start, accounts, records, api, figures, charts)
         managed = Managed(records, webhooks, shard_key)

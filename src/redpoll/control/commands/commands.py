@@ -110,7 +110,12 @@ async def _server_show(context: Context, _args: dict[str, Any]) -> Any:
         "control_host": settings.control_host,
         "control_port": settings.control_port,
         "control_tls": bool(settings.tls_client_ca),
+        "proxy_protocol": settings.proxy_protocol,
     }
+
+
+async def _server_health(context: Context, _args: dict[str, Any]) -> Any:
+    return {"obstacle": context.running("this command").health.obstacle()}
 
 
 async def _server_reload(context: Context, _args: dict[str, Any]) -> Any:
@@ -310,7 +315,9 @@ def _app(context: Context, app_id: str) -> App:
 
 
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
-    "server show": _server_show,  # {} -> {host, port, tls_port, control_host, control_port, control_tls}
+    # {} -> {host, port, tls_port, control_host, control_port, control_tls, proxy_protocol}
+    "server show": _server_show,
+    "server health": _server_health,  # {} -> {obstacle: why it isn't ready, or null}
     # {} -> {faults, applied: {name: value}, restart: [name], certificate: bool}
     "server reload": _server_reload,
     # {file: a checked record store in the data folder} -> {}; this process ends, and the next one has these records

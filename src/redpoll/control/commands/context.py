@@ -18,6 +18,7 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 from redpoll.config.settings import Settings
 from redpoll.control.nodes.nodes import NodeList
+from redpoll.control.observe.health import Health
 from redpoll.control.records.grants import Grants
 from redpoll.control.records.records import Records
 from redpoll.control.records.spreading import Spreading
@@ -36,12 +37,13 @@ log = structlog.get_logger(__name__)
 
 
 class Cluster(NamedTuple):
-    """A running server's access to Redis, and the nodes of its cluster. `survey` asks all workers."""
+    """A running server: its access to Redis, its health, and the nodes of its cluster. `survey` asks all workers."""
 
     link: Link
     keys: Keys
     history: History
     nodes: NodeList
+    health: Health
     survey: Survey
     grants: Grants
     spreading: Spreading
