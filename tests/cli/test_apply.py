@@ -24,6 +24,7 @@ settings = { client_events = false, max_connections = 5000 }
 history = [
   { prefix = "news-", keep = 1000, seconds = 3600, replay = 10, max_rate = 20, join = "delta", by = "id" },
   { prefix = "cursor-", max_rate = 5, latest = true },
+  { channel = "chat", keep = 200, seconds = 86400, replay_seconds = 60, client_events = true },
 ]
 webhooks = [
   { url = "https://shop.example.com/hook", events = ["all"], format = "pusher", batch = true },

@@ -459,6 +459,12 @@ def test_webhook_ca_file_is_checked(tmp_path, tls):
         assert load({}, given, read_files=False)[0].webhook_ca_file == str(wrong)
 
 
+@pytest.mark.parametrize("host", ["ws..example.com", ".x", "a" * 64, "a\udcff"])
+@pytest.mark.parametrize("name", ["REDPOLL_HOST", "REDPOLL_CONTROL_HOST"])
+def test_impossible_host_names_are_faults(name, host):
+    assert list(faults_of(environment={name: host})) == [name]
+
+
 @pytest.mark.parametrize("url", ["https://ws.example.com", "http://127.0.0.1:6001/", "https://[::1]:443"])
 def test_public_url_is_scheme_host_and_port(url):
     assert load({}, {"REDPOLL_PUBLIC_URL": url})[0].public_url == url.rstrip("/")

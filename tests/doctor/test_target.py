@@ -31,6 +31,8 @@ def test_an_address_is_read(url, target):
         ("ws://localhost/apps/1", "/app/KEY"),
         ("http://K:S@localhost/app/KEY", "/apps/ID"),
         ("http://localhost/apps/1", "names no key"),
+        ("wss://ws..example.com/app/KEY", "empty part"),
+        (f"wss://{'a' * 64}.example.com/app/KEY", "empty part"),
         ("ws://localhost:99999/app/KEY", "isn.t a number from 1 to 65535"),
     ],
 )

@@ -254,6 +254,11 @@ def _check_together(values: dict[str, Any], entries: dict[str, _Entry], faults: 
                 ipaddress.ip_network(network)
             except ValueError as error:
                 fault(name, f"is not an address or network: {error}")
+    for name in ("host", "control_host"):
+        try:
+            values.get(name, "").encode("idna")
+        except UnicodeError:
+            fault(name, f"is no host name: a part is empty or has more than 63 characters; got {values[name]!r}")
     for host in values.get("control_names", ()):
         if not _HOST_NAME.fullmatch(host):
             fault("control_names", f"must be host names without scheme and port, or `*.` and a name; got {host!r}")

@@ -86,6 +86,10 @@ def parse(url: str, *, keyless: bool = False) -> Target:
         raise TargetError(f"the port of the address isn't a number from 1 to 65535: {_FORMS}") from None
     if not parts.hostname:
         raise TargetError(f"the address names no host: {_FORMS}")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise TargetError("the host's name has an empty part or one of more than 63 characters") from None
     secure = parts.scheme in ("https", "wss")
     if parts.scheme in ("ws", "wss"):
         prefix, key = _split(parts, "/app/")

@@ -27,8 +27,9 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise StartError(f"can't listen on {host!r}: {error.strerror}") from error
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else "this is no host name"
+        raise StartError(f"can't listen on {host!r}: {reason}") from error
     family, _, _, _, address = addresses[0]
     sockets: list[socket.socket] = []
     try:

@@ -250,8 +250,8 @@ class _Checker:
                 if isinstance(value, dict) and needed not in value and not (needed == "keep" and "max_rate" in value):
                     self._fault(where, f"needs {needed}")
                 row.setdefault(needed, [] if _LISTS[name][needed] is list else "")
-            for field in ("events", "channels", "client_events", "scopes"):
-                if not all(isinstance(word, str) for word in row.get(field, ())):
+            for field, kind in _LISTS[name].items():
+                if kind is list and not all(isinstance(word, str) for word in row.get(field, ())):
                     self._fault(f"{where}.{field}", "must be a list of texts")
                     row[field] = []
             rows.append({**row, **self._with_secret(row, where)})

@@ -26,9 +26,18 @@ def test_record_must_fit_into_the_directory():
 
 
 def test_member_list_must_fit_into_the_send_buffer_of_a_connection():
-    check_roster(APP, 100 * (1_024 + 128))
-    with pytest.raises(RecordError, match="100 members of 1152 bytes"):
-        check_roster(APP, 100 * (1_024 + 128) - 1)
+    app = App(id="7", name="x", keys=(), max_presence_members=50)
+    check_roster(app, None, 50 * (1_024 + 128))
+    for before in (None, APP):
+        with pytest.raises(RecordError, match="50 members of 1152 bytes"):
+            check_roster(app, before, 50 * (1_024 + 128) - 1)
+
+
+def test_member_list_that_is_not_changed_and_the_default_one_are_taken():
+    """`max_unsent_bytes` was set when the app had them."""
+    app = App(id="7", name="x", keys=(), max_presence_members=50)
+    check_roster(app, app, 1)
+    check_roster(APP, None, 1)
 
 
 def test_number_of_history_rules_is_limited():

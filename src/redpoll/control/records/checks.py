@@ -50,10 +50,18 @@ def check_size(app: App) -> None:
         raise RecordError(f"the record of app {app.id} would have {size} bytes; the maximum is {_MAX_RECORD_BYTES}")
 
 
-def check_roster(app: App, max_roster_bytes: int) -> None:
+_DEFAULT = App(id="", name="", keys=())
+_DEFAULT_SIZES = (_DEFAULT.max_presence_members, _DEFAULT.max_user_info_bytes)
+
+
+def check_roster(app: App, before: App | None, max_roster_bytes: int) -> None:
     """Checks that the roster of a full presence channel fits into `max_roster_bytes`, half of the setting
     `max_unsent_bytes`. A roster is sent as one message, and a client with more unsent bytes than that setting is
-    closed."""
+    closed. The sizes of `before`, and those that apps have by default, are taken as they are: whoever sets another
+    `max_unsent_bytes` must still be able to change the rest."""
+    sizes = (app.max_presence_members, app.max_user_info_bytes)
+    if sizes in (_DEFAULT_SIZES, before and (before.max_presence_members, before.max_user_info_bytes)):
+        return
     member_bytes = app.max_user_info_bytes + MAX_USER_ID_CHARS
     if app.max_presence_members * member_bytes > max_roster_bytes:
         raise RecordError(

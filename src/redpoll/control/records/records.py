@@ -150,7 +150,7 @@ class Records(TokenRecords):
             if owner is not None and owner.id != app.id:
                 raise RecordConflict(f"key {key.key} belongs to app {owner.id}")
         check_name("an app's", app.name)
-        check_roster(app, self._max_roster_bytes)
+        check_roster(app, self.apps.get(app.id), self._max_roster_bytes)
         check_size(app)
 
     async def import_app(self, app: App, *, by: Actor | None = None) -> None:
@@ -208,7 +208,7 @@ class Records(TokenRecords):
             before = self._app(app_id)
             app, action, target, detail = change(before)
             if app != before:
-                check_roster(app, self._max_roster_bytes)
+                check_roster(app, before, self._max_roster_bytes)
                 check_size(app)
                 await app_rows.update(edit.connection, app)
                 edit.app = app
