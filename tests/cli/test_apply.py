@@ -179,6 +179,7 @@ def test_change_is_written_and_prune_undoes_the_rest(typed, file):
         "key extra: disabled",
         "history of news-…: removed",
         "history of cursor-…: removed",
+        "history of chat: removed",
         "client_events: off → on",
         "max_connections: 5000 → 0",
         "webhook (pulled): deleted",

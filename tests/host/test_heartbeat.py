@@ -270,6 +270,23 @@ async def test_drained_node_learns_it_from_its_heartbeat_until_it_ends(make, red
     assert two.drains == []
 
 
+async def test_drained_node_stays_so_when_redis_has_lost_it_and_can_be_undrained(make, redis, wait_until):
+    """Its data is gone, or another node counted it as dead."""
+    one = make("a", "one")
+    one.start()
+    await wait_until(lambda: one.is_joined)
+    keys = Keys()
+    with redis_py.Redis(unix_socket_path=redis.path) as client:
+        client.hset(keys.drained, one.run, "30")
+        await wait_until(lambda: one.drains == [30.0])
+        for lose in (client.flushall, lambda: client.delete(keys.nodes, keys.drained)):
+            lose()
+            await wait_until(lambda: client.hget(keys.drained, one.run) == b"30")
+        assert one.drains == [30.0]
+        client.hdel(keys.drained, one.run)
+        await wait_until(lambda: one.drains == [30.0, None])
+
+
 async def test_term_that_the_record_store_has_seen_is_replaced_by_a_greater_one(make, wait_until):
     one = make("a", "one")
     one.start()

@@ -13,10 +13,10 @@ import re
 import shlex
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
@@ -240,41 +240,24 @@ def _check_together(values: dict[str, Any], entries: dict[str, _Entry], faults: 
         fault("app_secret", f"must have {APP_SECRET_RULE}")
     if values.get("path_prefix") and not _PATH_PREFIX.fullmatch(values["path_prefix"].strip("/")):
         fault("path_prefix", f"must be a path of letters, digits and `-_.~/`; got {values['path_prefix']!r}")
-    if values.get("redis_url"):
-        text = _redis_url_fault(values["redis_url"])
-        if text:
-            fault("redis_url", text)
-    if values.get("database_url"):
-        text = _database_url_fault(values["database_url"])
-        if text:
-            fault("database_url", text)
+    for name, fault_of in _FORMS.items():
+        reason = fault_of(values[name]) if values.get(name) else None
+        if reason:
+            fault(name, reason)
     for name in ("trusted_proxies", "webhook_allow_addresses"):
         for network in values.get(name, ()):
             try:
                 ipaddress.ip_network(network)
             except ValueError as error:
                 fault(name, f"is not an address or network: {error}")
-    for name in ("host", "control_host"):
-        try:
-            values.get(name, "").encode("idna")
-        except UnicodeError:
-            fault(name, f"is no host name: a part is empty or has more than 63 characters; got {values[name]!r}")
     for host in values.get("control_names", ()):
         if not _HOST_NAME.fullmatch(host):
             fault("control_names", f"must be host names without scheme and port, or `*.` and a name; got {host!r}")
-    if values.get("otel_endpoint"):
-        text = _http_url_fault(values["otel_endpoint"])
-        if text:
-            fault("otel_endpoint", text)
     for name, text in single_sign_on.faults_of(values):
         if name in entries:
             fault(name, text)
         else:
             faults.append(Fault(f"{_BY_NAME[name].variable} ({name})", text))
-    if values.get("public_url"):
-        text = _public_url_fault(values["public_url"])
-        if text:
-            fault("public_url", text)
     if values.get("encryption_master_key"):
         try:
             Settings(encryption_master_key=values["encryption_master_key"]).master_key()
@@ -385,6 +368,24 @@ def _database_url_fault(url: str) -> str | None:
     if parts.scheme not in ("postgresql", "postgres"):
         return "must begin with postgresql://"
     return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def _host_fault(host: str) -> str | None:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return f"is no host name: a part is empty or has more than 63 characters; got {host!r}"
+    return None
+
+
+_FORMS: Final[dict[str, Callable[[str], str | None]]] = {
+    "host": _host_fault,
+    "control_host": _host_fault,
+    "redis_url": _redis_url_fault,
+    "database_url": _database_url_fault,
+    "otel_endpoint": _http_url_fault,
+    "public_url": _public_url_fault,
+}
 
 
 def _checks_server(database_url: str) -> bool:

@@ -77,6 +77,8 @@ class Heartbeat:
     ) -> None:
         self.term: int | None = None
         self.drain_within_s: float | None = None
+        # Redis has lost the node's entry in `drained`.
+        self._drain_lost = False
         self._run = run
         self._describe = describe
         self._listener = listener
@@ -200,7 +202,7 @@ class Heartbeat:
             self._joined = True
             self._listener.joined()
         self._report(node.name)
-        self._drain(float(drain_within_s) if drain_within_s else None)
+        await self._take_drain(float(drain_within_s) if drain_within_s else None, known)
         if node.serves and not replaces and nodes.replaceable(node.name, node.started):
             # An earlier run of this node leads. It can be replaced at once.
             self._wake.set()
@@ -244,8 +246,14 @@ class Heartbeat:
             log.error("another server has the same node_name", node_name=name, runs=sorted(namesakes))
         self._namesakes = namesakes
 
-    def _drain(self, within_s: float | None) -> None:
-        if within_s != self.drain_within_s:
+    async def _take_drain(self, within_s: float | None, known: int) -> None:
+        """Takes the node's entry in `drained`. If Redis has lost its data, or this node was counted as dead (`known`
+        0), nobody has undrained it: the entry is written again."""
+        if within_s is None and self.drain_within_s is not None and (self._drain_lost or not known):
+            self._drain_lost = True
+            await self.link.ask(b"HSET", self._keys.drained, self._run, f"{self.drain_within_s:g}")
+            self._drain_lost = False
+        elif within_s != self.drain_within_s:
             self.drain_within_s = within_s
             log.info("node drained" if within_s is not None else "node no longer drained", within_s=within_s)
             self._listener.drain_changed(within_s)

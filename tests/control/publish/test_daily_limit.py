@@ -131,6 +131,22 @@ async def test_spending_waits_until_lost_counters_are_restored(make, records, re
     assert await quota.used("3") == 9
 
 
+async def test_another_node_restores_what_the_one_that_copied_has_written(make, records, redis):
+    one, _ = make()
+    other, quota = make()
+    app = records.apps["3"]
+    for daily in (one, other):
+        daily.link_up()
+    await other.spend(records.apps["4"], 1, 10)
+    one.start()
+    await one.spend(app, 5, 10)
+    await one.finish()
+    redis.flush()
+    other.link_up()
+    assert await other.spend(app, 1, 10) == (True, 6)
+    assert await quota.used("3") == 6
+
+
 async def test_copy_notices_a_redis_that_was_flushed_without_a_reconnect(make, records, redis, wait_until):
     daily, quota = make(copy_every_s=0.01)
     daily.link_up()

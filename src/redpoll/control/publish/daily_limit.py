@@ -1,8 +1,9 @@
 """The daily limit of messages of an app, and the copy of its counters that survives a loss of Redis' data.
 
-Workers and this process count in Redis (cluster/quota.py). Every minute the counters are copied to the record store. At
-the start, and after every reconnect to Redis, the greater of both counters is written to Redis before anything is
-published. So after a loss of Redis' data, counting continues from a copy that is at most a minute old.
+Workers and this process count in Redis (cluster/quota.py). Every minute the leader copies the counters to the record
+store. At the start, and after every reconnect to Redis, each node writes the greater of both counters to Redis before
+anything is published; the leader does so with each copy. So after a loss of Redis' data, counting continues from a copy
+that is at most a minute old.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class DailyLimit:
     async def _restore_all(self) -> None:
         while True:
             try:
-                await self._begin_day()
+                await self._read_copy()
                 await self._for_all(list(self._known), self._restore)
                 self._restored.set()
                 return
@@ -128,18 +129,19 @@ class DailyLimit:
                 log.warning("daily counters not restored", reason=reason_of(error))
                 await asyncio.sleep(_RETRY_AFTER_S)
 
-    async def _begin_day(self) -> None:
-        """On a new day, reads its counters from the record store."""
+    async def _read_copy(self) -> None:
+        """Reads today's counters from the record store: another node may have written greater ones than are known."""
         today = self._quota.today()
-        if today == self._day:
-            return
         try:
-            used = await self._records.daily_used(today)
+            copied = await self._records.daily_used(today)
         except StoreUnavailable as error:
             # Publishing must not wait for PostgreSQL. Redis still has the counters, unless it was lost too.
             log.warning("daily counters not read, counting continues from those in Redis", reason=str(error))
-            used = {}
-        self._day, self._known = today, used
+            copied = {}
+        if today != self._day:
+            self._day, self._known = today, {}
+        for app_id, used in copied.items():
+            self._known[app_id] = max(used, self._known.get(app_id, 0))
 
     async def _restore(self, app_id: str) -> None:
         # Keep both in local variables: midnight may pass before Redis answers.
@@ -157,7 +159,7 @@ class DailyLimit:
         if not limited or not self._leads():
             return
         try:
-            await self._begin_day()
+            await self._read_copy()
             await self._for_all(limited, self._read)
             if self._known:
                 await self._records.save_daily(self._day, self._known)
