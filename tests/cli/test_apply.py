@@ -1,11 +1,13 @@
 """`redpoll apply` and `redpoll export`, without a server and with one."""
 
+import asyncio
 import json
 import random
 import sqlite3
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -330,3 +332,27 @@ async def apply_to_server(server, tmp_path):
     (tmp_path / "one.json").write_text(json.dumps({"apps": [{"id": last, "settings": {"enabled": False}}]}))
     assert apply(tmp_path / "one.json")["apps"][0]["changes"] == ["enabled: on → off"]
     assert await socket.until_closed() == 4003
+
+
+async def test_app_with_the_id_of_a_deleted_one_begins_empty(typed, tmp_path):
+    path = tmp_path / "apps.toml"
+    with Server(workers=1) as server:
+        folder = str(server.folder / "data")
+
+        async def begin(key: str) -> Api:
+            path.write_text(
+                f"[[apps]]\nid = 'again'\nkey = '{key}'\nsecret = 'secret'\n"
+                "history = [{ prefix = 'news-', keep = 10, seconds = 3600 }]\n"
+            )
+            await asyncio.to_thread(applied, typed, path, "--data-dir", folder)
+            return Api(SimpleNamespace(port=server.port, app_id="again", app_key=key, app_secret="secret"))
+
+        async with await begin("first") as api:
+            for channel in ("news-a", "cache-a"):
+                await api.publish(channel, "n", "of the first")
+            assert (await api.get("/channels/news-a/history"))["messages"]
+        deleted = await asyncio.to_thread(typed, "app", "delete", "again", "--yes", "--data-dir", folder)
+        assert deleted.exit_code == 0, deleted.output
+        async with await begin("second") as api:
+            assert (await api.get("/channels/news-a/history"))["messages"] == []
+            assert (await api.get("/channels/cache-a", info="cache"))["cache"] is None

@@ -14,6 +14,7 @@ import hiredis
 import msgspec
 import structlog
 
+from redpoll.cluster.app_data import remove_app_data
 from redpoll.cluster.questions import TopicMessage, encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
@@ -252,6 +253,10 @@ class DirectoryWriter:
         message = encode(DirectoryChanged(number, id, before, app_id, app))
         args = (app_id, record, number, keys.publish, keys.sys, message, number - 1, id, before)
         return bool(await self._link.execute(DIR_PUT, (keys.directory, keys.directory_version), args))
+
+    async def forget(self, app_id: str) -> None:
+        """Removes what else Redis stores for a deleted app."""
+        await remove_app_data(self._link, self._keys, app_id)
 
     async def version(self) -> DirectoryVersion | None:
         """The version that Redis has; None if it was emptied, never filled, or has lost records."""

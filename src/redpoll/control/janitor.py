@@ -29,6 +29,8 @@ __all__ = ["ControlJanitor", "LoadedRecords"]
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
+# Changes of records wait meanwhile. Redis looks at about a million keys a second.
+_FORGOTTEN_WITHIN_S: Final = 10.0
 # Redis is connected but doesn't answer: after the first time it counts as away, after the second the connection is
 # closed.
 _AWAY_AFTER_S: Final = 5.0
@@ -111,7 +113,8 @@ class ControlJanitor:
         self, app_id: str, app: App | None, before: DirectoryVersion, after: DirectoryVersion
     ) -> None:
         """Writes a changed record to the directory. If Redis is away or lacks an earlier change, a later check rewrites
-        the directory."""
+        the directory. What Redis has of a deleted app is gone when this returns: no change comes before that, so none
+        that uses the id again."""
         try:
             async with self._writing:
                 written = await self._writer.put(app_id, app, after.number, after.id, before.id)
@@ -119,6 +122,12 @@ class ControlJanitor:
                 self._ask()
         except (LinkDown, hiredis.ReplyError) as error:
             log.warning("directory not written", app=app_id, reason=str(error))
+        if app is None:
+            try:
+                async with asyncio.timeout(_FORGOTTEN_WITHIN_S):
+                    await self._writer.forget(app_id)
+            except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
+                log.warning("deleted app's data not removed from redis", app=app_id, reason=str(error) or "too slow")
 
     def records_changed(self) -> None:
         """Writes the directory again after a change of several records."""
