@@ -33,6 +33,27 @@ def test_folder_in_use_without_a_command_socket_is_reported(typed, tmp_path, mon
     assert "is in use by redpoll serve" in result.stderr
 
 
+@pytest.mark.parametrize("words", [("app", "list"), ("migrate",), ("restore", "FILE")])
+def test_a_folder_that_cannot_be_locked_is_not_called_in_use(typed, app_id, tmp_path, words):
+    file = tmp_path / "saved.sqlite"
+    assert typed("backup", str(file)).exit_code == 0
+    data = tmp_path / "data"
+    (data / "redpoll.sqlite").unlink()
+    (data / "lock").unlink()
+    (data / "lock").mkdir()
+    result = typed(*(str(file) if word == "FILE" else word for word in words))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.endswith(f"the data folder {data} can't be used: Is a directory\n")
+
+
+def test_a_folder_that_cannot_be_created_is_reported(typed, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "data", tmp_path / ("a" * 300)):
+        result = typed("app", "list", "--data-dir", str(folder))
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert result.stderr.startswith(f"redpoll: the data folder {folder} can't be used: ")
+
+
 def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
     code = (
         "import asyncio, sys\n"

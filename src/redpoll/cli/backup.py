@@ -46,14 +46,14 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
 
     _refuse_postgres(settings, "back them up", "pg_dump --format=custom --file=FILE URL")
     source = _database(settings)
-    if not source.exists():
-        fail(f"there is no record store at {source}")
-    if file.exists() and not force:
-        refuse([f"{file} exists; --force replaces it"])
-    if not file.parent.is_dir():
-        fail(f"there is no folder {file.parent}")
     partial = file.with_name(file.name + ".partial")
     try:
+        if not source.exists():
+            fail(f"there is no record store at {source}")
+        if file.exists() and not force:
+            refuse([f"{file} exists; --force replaces it"])
+        if not file.parent.is_dir():
+            fail(f"there is no folder {file.parent}")
         with datafolder.as_owner(file.parent), _temporary(partial):
             copy_database(source, partial)
             os.replace(partial, file)
@@ -95,9 +95,9 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
                 copy_database(file, partial)
                 _raise_directory_version(partial)
                 put_in_place(partial, database)
-        except datafolder.DataFolderError as error:
+        except datafolder.DataFolderInUse as error:
             _restore_running(file, partial, database, error)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, datafolder.DataFolderError) as error:
         fail(f"the restore failed: {error}")
     _print_done(database, "restored to", as_json)
 

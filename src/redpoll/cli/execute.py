@@ -16,6 +16,7 @@ __all__ = ["import_store", "run"]
 
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
+_NO_SOCKET_YET = (FileNotFoundError, ConnectionRefusedError)
 _STORE_MODULES = (
     "alembic.command",
     "encodings.idna",
@@ -47,19 +48,20 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s
 
                     return asyncio.run(_run_here(settings, folder, verb, args))
         except datafolder.DataFolderError as error:
-            in_use = error
+            obstacle = error
         except command_socket.CommandError as error:
             fail(error)
         try:
             with datafolder.as_owner(folder):
                 return command_socket.ask(command_socket.socket_path(folder), verb, args, timeout_s)
-        except (NotADirectoryError, PermissionError):
-            fail(in_use)
-        except (FileNotFoundError, ConnectionRefusedError) as error:
+        except OSError as error:
+            # A folder that can't be locked may have a server nevertheless: it may be mounted read-only here.
+            if not isinstance(obstacle, datafolder.DataFolderInUse) or not isinstance(error, _NO_SOCKET_YET):
+                fail(obstacle)
             if time.monotonic() > deadline:
-                fail(f"{in_use}, which does not answer commands: {error}")
+                fail(f"{obstacle}, which does not answer commands: {error}")
             time.sleep(0.05)
-        except command_socket.CommandError as error:
+        except (datafolder.DataFolderError, command_socket.CommandError) as error:
             fail(error)
 
 

@@ -81,7 +81,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
             if old is not None:
                 source = _SQLITE + str(_copied(stack, old))
             copied = asyncio.run(_copy(source, target))
-        except datafolder.DataFolderError as error:
+        except (OSError, datafolder.DataFolderError) as error:
             fail(error)
     if as_json:
         # SQLAlchemy's names are a subclass of str, which isn't JSON.
@@ -108,7 +108,7 @@ def _lock(stack: contextlib.ExitStack, path: Path) -> None:
 
     try:
         stack.enter_context(datafolder.lock(path.parent, "store copy"))
-    except datafolder.DataFolderError as error:
+    except datafolder.DataFolderInUse as error:
         fail(f"{error}; stop the server first")
 
 
@@ -186,9 +186,9 @@ def migrate(check: bool, settings: config.Settings, as_json: bool) -> None:
                     stack.enter_context(datafolder.as_owner(folder))
                 asyncio.run(apply())
                 after = asyncio.run(schema_of(url))
-    except datafolder.DataFolderError as error:
+    except datafolder.DataFolderInUse as error:
         fail(f"{error}; stop the server first, or restart it: it migrates at its start")
-    except (StoreError, StoreUnavailable) as error:
+    except (StoreError, StoreUnavailable, datafolder.DataFolderError) as error:
         fail(error)
     if as_json:
         print_json(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["DataFolderError", "as_owner", "foreign_owner", "lock", "openness"]
+__all__ = ["DataFolderError", "DataFolderInUse", "as_owner", "foreign_owner", "lock", "openness"]
 
 _LOCK_NAME = "lock"
 _SERVER = "redpoll serve"
@@ -24,6 +24,10 @@ _WAIT_FOR_COMMAND_S = 10.0
 
 class DataFolderError(Exception):
     """The folder can't be used, or another process uses it. The text is a sentence for the operator."""
+
+
+class DataFolderInUse(DataFolderError):
+    """Another process uses the folder."""
 
 
 def openness(folder: Path) -> str | None:
@@ -132,7 +136,8 @@ def lock(
 
     Waits up to `wait_s` for another holder; by default 1 s for a server, and 10 s for a command, because commands hold
     the lock briefly. `waiting` is called once with the name of a command that is waited for. Root opens the lock with
-    the rights of the folder's owner. Raises DataFolderError. The kernel releases the lock when the holder dies.
+    the rights of the folder's owner. Raises DataFolderError, DataFolderInUse if another process has the lock at the
+    end of the wait. The kernel releases the lock when the holder dies.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,7 +172,7 @@ def _lock(descriptor: int, folder: Path, wait_s: float | None, waiting: Callable
         of_server = holder.startswith(_SERVER)
         limit_s = wait_s if wait_s is not None else _WAIT_FOR_SERVER_S if of_server else _WAIT_FOR_COMMAND_S
         if time.monotonic() - began >= limit_s:
-            raise DataFolderError(f"the data folder {folder} is in use by {holder or 'another process'}")
+            raise DataFolderInUse(f"the data folder {folder} is in use by {holder or 'another process'}")
         if holder and not of_server and not is_named:
             is_named = True
             waiting(holder)
