@@ -369,7 +369,7 @@ def test_a_plus_is_a_plus_or_else_a_space(app, query):
     signed = query(filter_by_prefix="a+b").replace("%2B", "+")
     assert ("filter_by_prefix", "a+b") in check_query(app, "GET", "/apps/3/channels", signed, b"", NOW)
     spaced = query(filter_by_prefix="a b").replace("%20", "+")
-    check_query(app, "GET", "/apps/3/channels", spaced, b"", NOW)
+    assert ("filter_by_prefix", "a b") in check_query(app, "GET", "/apps/3/channels", spaced, b"", NOW)
     both = query(filter_by_prefix="a b").replace("%20", "+").replace("/apps", "/api/v1/apps")
     check_query(app, "GET", "/api/v1/apps/3/channels", both, b"", NOW)
 

@@ -41,8 +41,11 @@ def alive_response(path: bytes) -> bytes:
 def error_response(
     status: int, code: str, text: str, more_headers: str = "", *, keep_alive: bool = False, trace_id: str = ""
 ) -> bytes:
-    """A complete response. `more_headers` are complete header lines, each with its CRLF. `trace_id` "": a new one."""
-    trace_id = trace_id or secrets.token_hex(16)
+    """A complete response. `more_headers` are complete header lines, each with its CRLF. `trace_id` is one that they
+    have; "": a new one."""
+    if not trace_id:
+        trace_id = secrets.token_hex(16)
+        more_headers += f"X-Service-Trace-Id: {trace_id}\r\n"
     body = msgspec.json.encode({"error": text, "code": code, "status": status, "trace_id": trace_id})
     connection = "" if keep_alive else "Connection: close\r\n"
     return _response(status, "application/json", connection + more_headers, body)

@@ -299,19 +299,18 @@ def check_query(
     secret_or_stand_in = secret or NO_SECRET
     claimed = signature.encode("utf-8", "replace")
     text = _request_text(method, path, params)
-    right = _verify(secret_or_stand_in, text, claimed) or any(
-        _verify(secret_or_stand_in, other, claimed)
-        for other in _other_layouts(method, path, query, params, prefix)
-        if other != text
-    )
+    read: Params | None = params
+    if not _verify(secret_or_stand_in, text, claimed):
+        layouts = _other_layouts(method, path, query, params, prefix)
+        read = next((by for by, one in layouts if one != text and _verify(secret_or_stand_in, one, claimed)), None)
     if secret is None:
         raise ApiError("unauthorized", f"auth_key '{key[:_MAX_KEY_CHARS]}' is not an enabled key of this app")
-    if not right:
+    if read is None:
         raise ApiError("invalid_signature", _signature_fault(text, signature))
     _check_time(stamp, now_s)
     if body is not None:
         _check_body(fields.get("body_md5"), body)
-    return params
+    return read
 
 
 def check_pair(app: App | None, key: str, secret: str) -> None:
@@ -333,16 +332,17 @@ def _joined(params: Params) -> str:
     return "&".join([f"{name}={value}" for name, value in params if name != "auth_signature"])
 
 
-def _other_layouts(method: str, path: str, query: str, params: Params, prefix: str) -> Iterator[str]:
-    """The strings that other libraries sign for the same request: the path without the prefix, repeated `name[]=`
-    joined by commas as one `name=` or in the order sent, `+` read as a space (protocol/README.md "Request signing"). A
-    query of many parameters has the first of these alone, because each layout takes time that nobody has signed for."""
+def _other_layouts(method: str, path: str, query: str, params: Params, prefix: str) -> Iterator[tuple[Params, str]]:
+    """The strings that other libraries sign for the same request, each with the parameters as it reads them: the path
+    without the prefix, repeated `name[]=` joined by commas as one `name=` or in the order sent, `+` read as a space
+    (protocol/README.md "Request signing"). A query of many parameters has the first of these alone, because each layout
+    takes time that nobody has signed for."""
     paths = [path]
     if prefix and path.startswith(prefix + "/"):
         paths.append(path[len(prefix) :])
     if len(params) > _MAX_LAYOUT_PARAMS:
         for signed_path in paths:
-            yield _request_text(method, signed_path, params)
+            yield params, _request_text(method, signed_path, params)
         return
     param_lists = [params]
     if "+" in query:
@@ -350,7 +350,7 @@ def _other_layouts(method: str, path: str, query: str, params: Params, prefix: s
     for param_list in param_lists:
         for layout in _array_layouts(param_list):
             for signed_path in paths:
-                yield f"{method}\n{signed_path}\n{_joined(layout)}"
+                yield param_list, f"{method}\n{signed_path}\n{_joined(layout)}"
 
 
 def _array_layouts(params: Params) -> Iterator[Params]:

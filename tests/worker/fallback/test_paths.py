@@ -26,6 +26,10 @@ def test_any_prefix_is_allowed(prefix):
     )
 
 
+def test_key_may_be_as_long_as_keys_are():
+    assert read_target(b"/app/" + b"k" * 128 + b"/0/abcdefgh/xhr").key == "k" * 128
+
+
 def test_number_may_be_missing_and_is_bounded():
     assert read_target(b"/app/k/0/abcdefgh/xhr").number is None
     assert read_target(b"/app/k/0/abcdefgh/xhr?n=").number is None
@@ -45,7 +49,7 @@ def test_number_may_be_missing_and_is_bounded():
         b"/app/k/0/abcd%20efgh/xhr",
         b"/app/k/0/abcdefgh/websocket",
         b"/app/k/0/abcdefgh/xhr/",
-        b"/app/" + b"k" * 65 + b"/0/abcdefgh/xhr",
+        b"/app/" + b"k" * 129 + b"/0/abcdefgh/xhr",
         b"/" + b"p" * 300 + b"/app/k/0/abcdefgh/xhr",
         b"/x?/app/k/0/abcdefgh/xhr",
         b"x/app/k/0/abcdefgh/xhr",

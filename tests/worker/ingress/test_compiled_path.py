@@ -25,7 +25,7 @@ from redpoll.worker.ingress.http_requests import TABLE, PublicConnection
 from redpoll.worker.ingress.strangers import Strangers
 
 # What differs between two answers to the same request.
-VARYING = re.compile(rb'"trace_id":"[0-9a-f]{32}"|Date: [^\r]+\r\n')
+VARYING = re.compile(rb'"trace_id":"[0-9a-f]{32}"|X-Service-Trace-Id: [0-9a-f]{32}\r\n|Date: [^\r]+\r\n')
 
 
 PROXIES = ["192.0.2.0/24", "10.0.0.0/8"]

@@ -241,6 +241,7 @@ async def test_end_refuses_only_its_own_channel(reading, api, channel):
     await publish(api, channel, "1", end=True)
     status, body = await api.ask("POST", "/events", {"name": "n", "channels": [channel, other], "data": "2"})
     assert (status, body["code"]) == (409, "channel_ended")
+    assert body["error"].endswith("(1 of the 2 events of this request were published)")
     assert (await reading.ask(other)).data == ["2"]
 
 

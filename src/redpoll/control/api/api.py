@@ -43,7 +43,7 @@ from redpoll.control.http.schemas import (
     User,
 )
 from redpoll.control.publish.daily_limit import DailyLimit
-from redpoll.control.publish.publisher import Publisher
+from redpoll.control.publish.publisher import NothingPublished, Publisher
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.protocol.apps import App
 from redpoll.protocol.channels import Kind, kind_of
@@ -184,16 +184,23 @@ class Api:
             await self._spend(request, call.count)
         except ApiError:
             # If the claim stays, a repeated request is counted again, and refused again.
-            with contextlib.suppress(Unavailable):
-                await self._idempotency.withdraw(claim)
+            await self._withdraw(claim)
             raise
-        await self._publish_traced(request, call, claim.once)
+        try:
+            await self._publish_traced(request, call, claim.once)
+        except NothingPublished:
+            await self._withdraw(claim)
+            raise
         body = await self._render_body(request.app.id, call)
         # The events are published. If the body can't be stored, a repeated request doesn't publish them again: it
         # renders the body again.
         with contextlib.suppress(Unavailable):
             await self._idempotency.settle(claim, body)
         return body
+
+    async def _withdraw(self, claim: Claim) -> None:
+        with contextlib.suppress(Unavailable):
+            await self._idempotency.withdraw(claim)
 
     async def _publish_traced(self, request: Request, call: Call, once: str | None = None) -> None:
         trace = self._sample(request)

@@ -20,16 +20,20 @@ from redpoll.cluster.publish_call import PublishRefused
 from redpoll.cluster.redis.link import Done
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["Publisher", "Waiting"]
+__all__ = ["NothingPublished", "Publisher", "Waiting"]
 
 # Takes None, or why the events are not confirmed; ApiError: Redis refused some of them.
 Published = Callable[[Unavailable | ApiError | None], None]
 
 
+class NothingPublished(ApiError):
+    """Redis refused all events of a call."""
+
+
 class _Awaited:
     """The replies that one call waits for: called with each, it calls `published` after the last or the first error."""
 
-    __slots__ = ("app_id", "left", "published", "publisher", "refusal", "size")
+    __slots__ = ("app_id", "left", "published", "publisher", "refusal", "refused", "size")
 
     def __init__(self, publisher: Publisher, app_id: str, size: int, replies: int, published: Published) -> None:
         self.publisher = publisher
@@ -37,7 +41,8 @@ class _Awaited:
         self.size = size
         self.left = replies
         self.published = published
-        self.refusal: ApiError | None = None
+        self.refusal: PublishRefused | None = None
+        self.refused = 0
 
     @property
     def over(self) -> bool:
@@ -50,8 +55,8 @@ class _Awaited:
             return
         if isinstance(reply, PublishRefused):
             # The events on other channels are published, and the answer waits for them.
-            others = f" ({self.size - 1} other events of this request are not affected)" if self.size > 1 else ""
-            self.refusal = ApiError(reply.code, f"{reply}{others}")
+            self.refusal = reply
+            self.refused += 1
         elif isinstance(reply, Exception):
             self.left = 0
             self.publisher.count(self.app_id, self.size, is_confirmed=False)
@@ -60,7 +65,15 @@ class _Awaited:
         self.left -= 1
         if not self.left:
             self.publisher.count(self.app_id, self.size, is_confirmed=True)
-            self.published(self.refusal)
+            self.published(self._fault())
+
+    def _fault(self) -> ApiError | None:
+        refusal, others = self.refusal, self.size - self.refused
+        if refusal is None:
+            return None
+        if not others:
+            return NothingPublished(refusal.code, str(refusal))
+        return ApiError(refusal.code, f"{refusal} ({others} of the {self.size} events of this request were published)")
 
     def of_each(self) -> Sequence[Done]:
         return [self] * self.size

@@ -16,7 +16,7 @@ __all__ = ["Action", "Target", "read_target"]
 
 # A session is known by its name alone. Eight characters of pusher-js are 40 random bits, and N adds ten.
 _PATH: Final = re.compile(
-    rb"((?:/[^?]{0,256})?/app/([^/?]{1,64}))/([0-9]{1,4}/[A-Za-z0-9_-]{8,64})/(xhr_streaming|xhr|xhr_send)(?:\?(.*))?"
+    rb"((?:/[^?]{0,256})?/app/([^/?]{1,128}))/([0-9]{1,4}/[A-Za-z0-9_-]{8,64})/(xhr_streaming|xhr|xhr_send)(?:\?(.*))?"
 ).fullmatch
 _NUMBER: Final = re.compile(rb"(?:.*&)?n=([0-9]{1,15})(?:&.*)?").fullmatch
 
