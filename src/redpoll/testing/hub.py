@@ -296,8 +296,9 @@ class Hub:
         assert isinstance(effect, Publish)
         sender = client.session.socket_id
         self._webhooks.client_event(space.app, effect, sender)
-        self._deliver(space, effect.channel, effect.event, effect.data, effect.user_id, sender)
+        # First: a test may ask as soon as its client has the event.
         self._recorder.add(Published(effect.event, effect.channel, effect.data, sender=sender, user_id=effect.user_id))
+        self._deliver(space, effect.channel, effect.event, effect.data, effect.user_id, sender)
 
     def _history(self, client: Client, space: Space, effect: Effect) -> None:
         assert isinstance(effect, AskHistory)
@@ -348,8 +349,8 @@ class Hub:
         if is_cache(channel) and space.app.cache_ttl_s > 0:
             space.cache[channel] = Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s)
             self._webhooks.cached(space.app, channel)
-        self._deliver(space, channel, event, data, None, excluded)
         self._recorder.add(Published(event, channel, data, excluded, correlation_id))
+        self._deliver(space, channel, event, data, None, excluded)
 
     def _deliver(self, space: Space, name: str, event: str, data: str, user_id: str | None, skip: str | None) -> None:
         stored = space.histories.store(space.app, name, event, data, user_id, skip)
