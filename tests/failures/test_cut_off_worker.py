@@ -181,6 +181,45 @@ async def lose_connection(crowd: Crowd, redis_of_module, cause, remedy, within_s
     assert {one.status for one in publisher.published} == {200}
 
 
+def states(node: Server) -> list[str]:
+    """The state of each worker's connection to Redis, in /metrics."""
+    return sorted(
+        labels.partition("state=")[2].partition(",")[0]
+        for (name, labels), value in node.metrics().items()
+        if name == "redpoll_redis_connection_state" and value
+    )
+
+
+async def test_metrics_show_workers_without_redis_as_down(nodes, redis_of_module) -> None:
+    """The alert RedpollRedisNotConnected is about these. Their own figures expire after 15 s: here they are deleted."""
+    crowd = Crowd(nodes, "shown")
+    await crowd.come()
+    for number in range(60):
+        await crowd.leave[0].subscribe(f"mark-{number}")
+    await eventually(lambda: asyncio.to_thread(states, crowd.b), ["open", "open"])
+    with redis_py.Redis(unix_socket_path=redis_of_module.path) as redis, no_new_files(crowd.pid):
+
+        async def states_without_old_figures() -> list[str]:
+            for key in redis.scan_iter("*stats:*"):
+                redis.delete(key)
+            return await asyncio.to_thread(states, crowd.b)
+
+        connection = max(redis.client_list(), key=lambda client: int(client["sub"]))
+        redis.client_kill_filter(_id=connection["id"])
+        # The other worker has no figures until it writes them again, and isn't shown as down meanwhile.
+        await eventually(states_without_old_figures, ["down"])
+        await eventually(lambda: asyncio.to_thread(states, crowd.b), ["down", "open"])
+    await eventually(lambda: asyncio.to_thread(states, crowd.b), ["open", "open"])
+    redis_of_module.kill()
+    try:
+        await eventually(lambda: asyncio.to_thread(states, crowd.b), ["down", "down"])
+    finally:
+        await asyncio.to_thread(redis_of_module.start)
+    await crowd.returned()
+    await publish_everywhere(crowd)
+    await end_all([*crowd.stay, *crowd.leave])
+
+
 async def test_worker_whose_supervisor_is_stopped_decides_by_itself(
     nodes, redis_of_module, within_s: Callable[[float], float], figures
 ) -> None:

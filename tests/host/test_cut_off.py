@@ -80,6 +80,19 @@ def test_worker_that_stays_down_is_asked_to_close_its_clients_and_then_holds_nob
     assert (node.changes, node.first.sent) == (2, [])
 
 
+def test_worker_counts_as_down_from_its_word_on_until_it_says_something_else_or_ends(node):
+    for child in node.children:
+        node.workers.said(child, Reach.DOWN)
+    assert node.workers.message().down == [10, 11]
+    node.heartbeat.connects += 1
+    node.ticks(1)
+    # Redis is back, and nobody has said yet that it is connected again.
+    assert node.workers.message().down == [10, 11]
+    node.workers.said(node.first, Reach.CONNECTING)
+    node.workers.process_ended(node.second)
+    assert node.workers.message().down == []
+
+
 def test_it_admits_clients_only_when_all_nodes_know_that_publishes_wait_for_it_again(node):
     node.leave()
     node.workers.said(node.second, Reach.SUBSCRIBED)

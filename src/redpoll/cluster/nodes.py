@@ -233,7 +233,8 @@ class NodesView:
 
     `others` are the other nodes by run, with dead ones whose workers aren't removed yet. `known`: the first heartbeat
     was answered. The supervisor says at once which of its own workers live (`alive`, their `k`), and which of them have
-    no clients and admit none (`without_clients`); its heartbeat in `nodes` says it later.
+    no clients and admit none (`without_clients`); its heartbeat in `nodes` says it later. `down`: those whose
+    connection to Redis is down.
     """
 
     def __init__(self, run: str) -> None:
@@ -244,6 +245,7 @@ class NodesView:
         self.known = False
         self.alive: Sequence[int] = ()
         self.without_clients: Sequence[int] = ()
+        self.down: Sequence[int] = ()
 
     def update(self, nodes: Sequence[KnownNode], leader: str | None) -> None:
         """The supervisor says which nodes there are, and the run of the one that leads."""

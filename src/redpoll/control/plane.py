@@ -356,7 +356,7 @@ class ControlPlane:
                 self.health.deaf = message.numbers
             case WorkersCutOff():
                 self.health.cut_off = message.numbers
-                self.view.without_clients = message.without_clients
+                self.view.without_clients, self.view.down = message.without_clients, message.down
             case Evacuate():
                 self._life.become(Lifecycle.EVACUATING)
             case Serve():

@@ -20,7 +20,7 @@ import structlog
 from redpoll.cluster.membership.connection_state import Reach
 from redpoll.host.child import Child
 from redpoll.host.heartbeat import Heartbeat
-from redpoll.ipc.messages import EndService, ReturnToService, TellReach
+from redpoll.ipc.messages import EndService, ReturnToService, TellReach, WorkersCutOff
 
 __all__ = ["CutOffWorkers", "Service"]
 
@@ -57,12 +57,25 @@ class _Worker:
     """What is known about the process that runs in `child`. `reach` is None until it says so, also after Redis came
     back."""
 
-    __slots__ = ("child", "connecting", "down", "has_spoken", "leaving", "reach", "returning", "service", "silent")
+    __slots__ = (
+        "child",
+        "connecting",
+        "down",
+        "has_spoken",
+        "leaving",
+        "reach",
+        "returning",
+        "said_down",
+        "service",
+        "silent",
+    )
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self.reach: Reach | None = None
         self.has_spoken = False
+        # What it said last, also before Redis came back.
+        self.said_down = False
         self.service = Service.SERVING
         self.leaving = self.returning = 0
         self.forget()
@@ -93,6 +106,14 @@ class CutOffWorkers:
         """The numbers of the workers that are out of service."""
         return [number for number, worker in enumerate(self._workers) if worker.service is not Service.SERVING]
 
+    @property
+    def down(self) -> list[int]:
+        """The `k` of the workers that said last that Redis is down. They can't write that to Redis."""
+        return [worker.child.process for worker in self._workers if worker.said_down]
+
+    def message(self) -> WorkersCutOff:
+        return WorkersCutOff(self.numbers, self.without_clients, self.down)
+
     def start(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self.start)
         self.tick()
@@ -111,6 +132,7 @@ class CutOffWorkers:
         worker = self._of(child)
         worker.reach = reach
         worker.has_spoken = True
+        worker.said_down = reach is Reach.DOWN
         worker.silent = 0
         if worker.reach is Reach.SUBSCRIBED:
             worker.forget()

@@ -55,7 +55,6 @@ from redpoll.ipc.messages import (
     SettingsChanged,
     ShardKey,
     Stop,
-    WorkersCutOff,
     WorkersReady,
 )
 from redpoll.text import logs
@@ -174,7 +173,7 @@ class Supervisor:
 
     def _send_alive(self) -> None:
         self._children.control.send(LivingWorkers(sorted(self._children.alive), self._children.greatest))
-        self._children.control.send(WorkersCutOff(self._cut_off.numbers, self._cut_off.without_clients))
+        self._children.control.send(self._cut_off.message())
         self._heartbeat.beat_now()
 
     # -- the other nodes
@@ -267,6 +266,7 @@ class Supervisor:
                 self._set_deaf(child, message.deaf)
             case ReachChanged():
                 self._cut_off.said(child, message.reach)
+                self._children.control.send(self._cut_off.message())
             case ClientsLeft():
                 self._cut_off.left(child, message.all)
             case RecordStore():

@@ -188,11 +188,12 @@ class LivingWorkers(Message, frozen=True):
 
 
 class WorkersCutOff(Message, frozen=True):
-    """The numbers of the workers that are out of service because they can't reach Redis, and the `k` of those that have
-    no clients left (host/cut_off.py)."""
+    """The numbers of the workers that are out of service because they can't reach Redis, the `k` of those that have no
+    clients left, and the `k` of all that said last that Redis is down (host/cut_off.py)."""
 
     numbers: Sequence[int]
     without_clients: Sequence[int]
+    down: Sequence[int]
 
 
 class DeafWorkers(Message, frozen=True):

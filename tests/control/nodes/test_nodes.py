@@ -55,7 +55,7 @@ async def test_publishing_waits_for_a_worker_until_the_supervisor_says_that_it_h
     control.link.drop("for the test")
     await wait_until(lambda: control.link.connects == 2)
     assert not control.publishing.publisher.open
-    control.receive(WorkersCutOff([0], [1]))
+    control.receive(WorkersCutOff([0], [1], [1]))
     await wait_until(lambda: control.publishing.publisher.open)
     assert control.health.obstacle() == "worker 0 can't reach Redis"
 

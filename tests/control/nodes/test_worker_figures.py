@@ -32,3 +32,34 @@ async def test_own_figures_are_read_without_those_of_other_nodes(link):
 async def test_without_redis_there_are_no_figures():
     link = Link("unix:///nowhere/redis.sock")
     assert await WorkerFigures(Stats(link, Keys()), NodesView("0123456789ab")).all() == {}
+
+
+async def test_workers_that_lost_redis_are_shown_as_down_under_their_last_name(link):
+    keys, run = Keys("rp"), "0123456789ab"
+    stats = Stats(link, keys)
+    view = NodesView(run)
+    view.alive = [1, 2, 3]
+    figures = WorkerFigures(stats, view)
+    stats.write(f"{run}.1.4", {"redis_connection_state": "open"})
+    stats.write(f"{run}.2.0", {"redis_connection_state": "open"})
+    written = await figures.own()
+    assert written.keys() == {f"{run}.1.4", f"{run}.2.0"}
+    # The first two are down, and the figures of the first have expired. The third hasn't connected yet.
+    view.down = [1, 2, 3]
+    await link.ask(b"DEL", keys.stats(f"{run}.1"))
+    down = {"redis_connection_state": "down"}
+    assert await figures.own() == {
+        f"{run}.1.4": down,
+        f"{run}.2.0": {"redis_connection_state": "open"},
+        f"{run}.3.0": down,
+    }
+    view.alive = [2]
+    assert (await figures.own()).keys() == {f"{run}.2.0"}
+
+
+async def test_without_redis_only_workers_that_say_so_are_down():
+    """Control alone may have lost Redis."""
+    view = NodesView("0123456789ab")
+    view.alive, view.down = [1, 2], [2]
+    figures = WorkerFigures(Stats(Link("unix:///nowhere/redis.sock"), Keys()), view)
+    assert await figures.own() == {"0123456789ab.2.0": {"redis_connection_state": "down"}}

@@ -185,7 +185,7 @@ class Metrics:
         self._latency = latency
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics. Without Redis the workers' counters are missing."""
+        """GET /metrics. Without Redis the workers' counters are missing, all but the state of their connections."""
         counters = {**await self._read_workers(), CONTROL: self._own()}
         registry = CollectorRegistry()
         registry.register(_Snapshot(counters, self._published(), self._routes(), self._latency))
@@ -237,7 +237,7 @@ class _Snapshot:
     def _of_connections(self) -> Metric:
         family = GaugeMetricFamily(
             "redpoll_redis_connection_state",
-            "1 for the state that a worker's connection to Redis had last, 0 for the others.",
+            "1 for the last state of a worker's connection to Redis, 0 for the others; `down` comes up to 15 s late.",
             labels=["worker", "state"],
         )
         for worker, counters in self._counters.items():
