@@ -104,7 +104,7 @@ class Statistics:
                 "paced_lagging_total": gate.hub.pacing.lagged,
                 "history_pages_total": gate.hub.history_requests.answered,
                 "catchups_total": registry.catchups,
-                "history_lost_total": registry.histories_lost,
+                "history_lost_total": gate.hub.replayer.positions_sent,
                 "by_app": self._apps(),
                 "events_unkept_total": gate.hub.client_events.bus.unkept,
                 "events_unhooked_total": gate.hub.client_events.bus.unhooked + registry.unhooked,

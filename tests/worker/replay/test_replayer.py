@@ -6,6 +6,7 @@ import json
 import random
 import socket
 
+import pytest
 import websockets
 
 from redpoll.cluster.history import History
@@ -344,6 +345,28 @@ class TestRecovery:
         since = {"epoch": position["epoch"], "offset": position["offset"]}
         assert data_of(await again.subscribe("stored-a", since=since))["recovered"] is True
         assert numbers(await again.events(2)) == [2, 3]
+
+    @pytest.mark.parametrize("paced", [False, True])
+    async def test_notices_are_counted_by_those_who_get_them(self, bench, paced):
+        """The counter raises an alert: a history that is cleared while nobody recovers must not."""
+        worker = await bench.start()
+        await bench.keep(**({"max_rate": 1000, "latest": True} if paced else {}))
+        stock = await bench.client(worker)
+        await stock.subscribe("stored-a")
+        await bench.publish_numbers("stored-a", range(1))
+        await stock.events(1)
+        await history_of(bench).clear("1", "stored-a")
+        # After the notice of the clear, which came on the same connection.
+        await bench.publish_numbers("stored-a", range(1, 2))
+        await stock.events(1)
+        assert worker.gate.hub.replayer.positions_sent == 0
+        recovering = [await bench.client(worker, query=RECOVER) for _ in range(2)]
+        for client in recovering:
+            await client.subscribe("stored-a")
+        await history_of(bench).clear("1", "stored-a")
+        for client in recovering:
+            await client.until("pusher:position")
+        assert worker.gate.hub.replayer.positions_sent == 2
 
     async def test_messages_published_while_there_was_no_rule_count_as_missing(self, bench):
         worker = await bench.start()

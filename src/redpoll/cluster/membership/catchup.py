@@ -59,12 +59,11 @@ class Catchup:
     Calls `events.lost` when missed messages can't be determined, or the history is another one. `local_channel.history`
     is the new position then, and the events after it follow.
 
-    `begun` counts catch-ups, `lost` the calls of `events.lost`, `errors` the error answers, which are repeated.
+    `begun` counts catch-ups, `errors` the error answers, which are repeated.
     """
 
     def __init__(self, history: History, events: MembershipEvents, timings: Timings) -> None:
         self.begun = 0
-        self.lost = 0
         self.errors = 0
         self._history = history
         self._events = events
@@ -91,7 +90,7 @@ class Catchup:
         position = local_channel.history
         if position is not None and position.live:
             position.begin(parse_cleared(payload), position.last)
-            self._lose(local_channel)
+            self._events.lost(local_channel)
 
     def position(self, local_channel: LocalChannel, epoch: str, top: int, attached: bool) -> None:
         """Takes the position of the history from a reply of `hold`. `attached`: there were subscribers before it."""
@@ -103,7 +102,7 @@ class Catchup:
                 self._events.lost(local_channel)
         elif position.live and position.epoch != epoch:
             position.begin(epoch, top)
-            self._lose(local_channel)
+            self._events.lost(local_channel)
         elif position.live and position.last != top:
             self._begin(local_channel, position)
 
@@ -191,7 +190,7 @@ class Catchup:
         end = rows[-1].offset if rows else 0
         try:
             if lost:
-                self._lose(local_channel)
+                self._events.lost(local_channel)
             for row in rows:
                 position.advance(row.offset)
                 self._on_event(local_channel, row.envelope())
@@ -206,7 +205,7 @@ class Catchup:
                 del self._runs[local_channel]
                 position.begin(position.epoch, page.top)
                 position.live = True
-                self._lose(local_channel)
+                self._events.lost(local_channel)
             else:
                 self._read_from(local_channel, run, position.last)
 
@@ -219,7 +218,3 @@ class Catchup:
         # The rule may have been taken away meanwhile.
         keep = local_channel.rule.keep if local_channel.rule is not None else MAX_STORED_MESSAGES
         return keep + _MAX_EXTRA_PAGES * MAX_PAGE_ROWS
-
-    def _lose(self, local_channel: LocalChannel) -> None:
-        self.lost += 1
-        self._events.lost(local_channel)

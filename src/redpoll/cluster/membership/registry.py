@@ -223,11 +223,6 @@ class Registry:
         return self.catchup.begun
 
     @property
-    def histories_lost(self) -> int:
-        """How often subscribers got a message about a gap or a new history. For /metrics."""
-        return self.catchup.lost
-
-    @property
     def channels(self) -> int:
         """How many channels have a subscriber here, or are about to."""
         return len(self._by_topic)

@@ -101,7 +101,9 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
             "catchups_total",
             "Channels whose missed messages a worker read from their history after a reconnect to Redis.",
         ),
-        _family("history_lost_total", "Notices to subscribers of a gap or a cleared history."),
+        _family(
+            "history_lost_total", "Notices (`pusher:position`) to subscribers of a gap, or of a cleared or new history."
+        ),
         _family("messages_received_total", "WebSocket messages received."),
         _family("frames_posted_total", "WebSocket frames queued for a socket."),
         _family("frames_written_total", "WebSocket frames written."),

@@ -166,12 +166,13 @@ class _Lane:
         for connection in self._lagging:
             connection.send(frame)
 
-    def post_in_order(self, frame: bytes, now: float) -> None:
-        """A frame that isn't an event, to everybody, after all events before it."""
+    def post_in_order(self, frame: bytes, now: float) -> int:
+        """A frame that isn't an event, to everybody, after all events before it. Returns to how many."""
         self.flush(now)
-        self._audience.post(frame)
+        posted = self._audience.post(frame)
         for lag in self._lagging.values():
             lag.joiner.add(Part(self._pace, b"", b"", frame=frame))
+        return posted + len(self._lagging)
 
     def _send(self, taken: list[Joined], now: float) -> None:
         self._since = None
@@ -351,9 +352,9 @@ class ChannelPacing:
         """Send a connection that recovers everything up to now."""
         self.recovering.settle(connection, self._loop.time())
 
-    def post_position(self, frame: bytes) -> None:
-        """Send a frame about the position to those that recover, after all events before it."""
-        self.recovering.post_in_order(frame, self._loop.time())
+    def post_position(self, frame: bytes) -> int:
+        """Send a frame about the position to those that recover, after all events before it. Returns to how many."""
+        return self.recovering.post_in_order(frame, self._loop.time())
 
     def end(self) -> None:
         """Send all that waits: the channel has another pace, or none."""

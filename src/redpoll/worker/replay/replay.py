@@ -262,12 +262,11 @@ class HistoryReaders:
         if self.pacing is not None:
             self.pacing.post(frame)
 
-    def post_position(self, frame: bytes) -> None:
-        """Send those that hear live events with offsets a frame about the channel's position."""
+    def post_position(self, frame: bytes) -> int:
+        """Send those that hear live events with offsets a frame about the channel's position. Returns to how many."""
         if self.pacing is not None:
-            self.pacing.post_position(frame)
-        else:
-            self.recovering.post(frame)
+            return self.pacing.post_position(frame)
+        return self.recovering.post(frame)
 
     def admit(self, connection: Connection) -> None:
         """Add a connection that has all events up to now to those that hear live events with offsets."""

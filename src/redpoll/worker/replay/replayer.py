@@ -50,7 +50,8 @@ _NOTHING = Wants(None, False)
 
 
 class Replayer:
-    """All replays of a worker. `begun`, and `replayed`, the messages sent by them, are for /metrics.
+    """All replays of a worker. `begun`, `replayed`, the messages sent by them, and `positions_sent`, the notices
+    that messages are missing or the history is another one, are for /metrics.
 
     `perform` carries out a session's effects (`Hub.perform`).
     """
@@ -64,6 +65,7 @@ class Replayer:
     ) -> None:
         self.begun = 0
         self.replayed = 0
+        self.positions_sent = 0
         self._perform = perform
         self._user_resume = user_resume
         self._waiting = WaitingReplays(writable, self._go_on)
@@ -305,7 +307,7 @@ class Replayer:
         if unanswered:
             self._send_answer(replay, _last_offset(local_channel), False)
         elif replay.recovers and local_channel.history is not None:
-            replay.connection.send(position_frame(local_channel))
+            self.positions_sent += replay.connection.send(position_frame(local_channel))
         self._join_live(replay)
         if unanswered:
             self._joined(replay)
@@ -405,7 +407,7 @@ class Replayer:
         readers = channel.readers
         if readers is None or local_channel.history is None:
             return
-        readers.post_position(position_frame(local_channel))
+        self.positions_sent += readers.post_position(position_frame(local_channel))
         # In the same epoch a replay continues, and finds out by itself whether messages are missing.
         for replay in [*readers.replays.values(), *readers.fills.values()]:
             if replay.epoch != local_channel.history.epoch:
