@@ -39,6 +39,11 @@ def test_without_records_there_is_no_backup(typed, tmp_path):
     assert (result.exit_code, "no record store" in result.stderr) == (1, True)
 
 
+def test_a_folder_that_cannot_be_looked_at_gets_one_sentence(typed, tmp_path):
+    result = typed("backup", str(tmp_path / "saved.sqlite"), "--data-dir", str(tmp_path / ("a" * 300)))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.exception
+
+
 def test_a_damaged_record_store_can_be_restored(typed, app_id, tmp_path):
     file = tmp_path / "saved.sqlite"
     typed("backup", str(file))

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from config.faults import faults_of
 from helpers.certs import self_signed
-from redpoll.config.config import TABLE, ConfigError, Settings, load
+from redpoll.config.config import TABLE, Settings, load
 from redpoll.config.redis_url import RedisUrl
-
-
-def faults_of(flags=None, environment=None, config_path=None) -> dict[str, str]:
-    """The text of every fault by its path."""
-    with pytest.raises(ConfigError) as caught:
-        load(flags or {}, environment or {}, config_path)
-    return {fault.path: fault.text for fault in caught.value.faults}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -183,53 +177,10 @@ def test_empty_variable_counts_as_not_set(tmp_path):
     assert (settings.port, settings.app_id) == (5000, "")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://h",
-        "redis://:p%40@h:6380/3",
-        "redis://user:p@[::1]:6379",
-        "unix:///run/redis.sock",
-        "rediss://h",
-        "redis+sentinel://a,b:7/main?sentinel_password=x",
-        "redis+cluster://a,b:7",
-    ],
-)
-def test_redis_urls_are_accepted(url):
-    assert load({"redis_url": url}, {})[0].redis_url == url
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:6379", "redis://", "redis://h:port", "redis://h/db", "unix://redis.sock", "redis+proxy://h"]
-)
-def test_other_redis_urls_are_faults(url):
-    assert list(faults_of({"redis_url": url})) == ["--redis-url"]
-
-
-@pytest.mark.parametrize(
-    ("url", "fault"),
-    [
-        ("mysql://user:hunter2@db/x", "must begin with postgresql://"),
-        ("postgresql://user:hunter2@db", "names no database"),
-        ("postgresql://user:hunter2@[db/x", "is not a URL; of several hosts, one in brackets must come first"),
-    ],
-)
-def test_other_database_urls_are_faults_and_messages_omit_the_password(url, fault):
-    (text,) = faults_of({}, {"REDPOLL_DATABASE_URL": url}).values()
-    assert text.startswith(fault)
-    assert "hunter2" not in text
-
-
 def test_database_without_a_shared_redis_gives_a_warning():
     settings = {"REDPOLL_DATABASE_URL": "postgresql://a:b@h1,h2/x?target_session_attrs=read-write&sslmode=verify-full"}
     assert any("redis_url is not" in warning for warning in load({}, settings)[1])
     assert load({}, {**settings, "REDPOLL_REDIS_URL": "redis://cache"})[1] == []
-
-
-@pytest.mark.parametrize("url", ["http://user:hunter2@cache", "redis://user:hunter2/@cache"])
-def test_message_about_a_redis_url_omits_the_password(url):
-    (text,) = faults_of({"redis_url": url}).values()
-    assert "hunter2" not in text
 
 
 def test_files_for_tls_with_redis_are_checked(tmp_path):
@@ -459,67 +410,10 @@ def test_webhook_ca_file_is_checked(tmp_path, tls):
         assert load({}, given, read_files=False)[0].webhook_ca_file == str(wrong)
 
 
-@pytest.mark.parametrize("host", ["ws..example.com", ".x", "a" * 64, "a\udcff"])
-@pytest.mark.parametrize("name", ["REDPOLL_HOST", "REDPOLL_CONTROL_HOST"])
-def test_impossible_host_names_are_faults(name, host):
-    assert list(faults_of(environment={name: host})) == [name]
-
-
-@pytest.mark.parametrize("url", ["https://ws.example.com", "http://127.0.0.1:6001/", "https://[::1]:443"])
-def test_public_url_is_scheme_host_and_port(url):
-    assert load({}, {"REDPOLL_PUBLIC_URL": url})[0].public_url == url.rstrip("/")
-
-
-@pytest.mark.parametrize(
-    "url", ["ws.example.com", "wss://ws.example.com", "https://", "https://a/app", "https://a:x", "https://u@a", "//a"]
-)
-def test_other_public_urls_are_faults(url):
-    assert list(faults_of(environment={"REDPOLL_PUBLIC_URL": url})) == ["REDPOLL_PUBLIC_URL"]
-
-
 def test_short_admin_password_is_a_warning():
     (warning,) = load({}, {"REDPOLL_ADMIN_PASSWORD": "secret"})[1]
     assert warning == "admin_password has fewer than 12 characters and is easy to guess"
     assert load({}, {"REDPOLL_ADMIN_PASSWORD": "correct horse battery"})[1] == []
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ('redis_url = ["redis://:S3CRET@h"]', "redis_url"),
-        ('otel_endpoint = "ftp://user:S3CRET@h"', "otel_endpoint"),
-        ('otel_endpoint = "http://h:S3CRET/x"', "otel_endpoint"),
-        ('public_url = "https://h:S3CRET"', "public_url"),
-        ("database_url = 'postgresql://u:S3CRET@[h/d'", "database_url"),
-    ],
-)
-def test_no_fault_quotes_a_url_with_credentials(tmp_path, line, name):
-    file = tmp_path / "redpoll.toml"
-    file.write_text(line)
-    (text,) = faults_of({}, {}, str(file)).values()
-    assert "S3CRET" not in text
-
-
-@pytest.mark.parametrize(
-    ("url", "warned"),
-    [
-        ("postgresql://u:p@db/redpoll", True),
-        ("postgresql://u:p@db/redpoll?sslmode=require", True),
-        ("postgresql://u:p@db/redpoll?sslmode=verify-full", False),
-        ("postgresql://u:p@db,db2/redpoll?application_name=x&sslmode=verify-ca", False),
-        ("postgresql://u:p@[::1]:5433,127.0.0.1/redpoll", False),
-        ("postgresql://u:p@localhost,db/redpoll", True),
-        ("postgresql:///redpoll?host=/run/postgresql", False),
-        ("postgresql:///redpoll?host=::1", False),
-        ("postgresql:///redpoll?host=2001:db8::1", True),
-        ("postgresql://u@/redpoll?host=db", True),
-        ("postgresql:///redpoll", False),
-    ],
-)
-def test_postgresql_elsewhere_without_a_checked_certificate_is_warned_of(url, warned):
-    _, warnings = load({}, {"REDPOLL_DATABASE_URL": url, "REDPOLL_REDIS_URL": "redis://h"})
-    assert any("sslmode=verify-full" in warning for warning in warnings) is warned
-    assert not any(":p@" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(

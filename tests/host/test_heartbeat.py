@@ -7,7 +7,7 @@ import redis as redis_py
 from structlog.testing import capture_logs
 
 from redpoll.cluster.lifecycle import Lifecycle
-from redpoll.cluster.nodes import Fitness, Node
+from redpoll.cluster.nodes import UNDRAINED, Fitness, Node
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.host.heartbeat import Heartbeat
@@ -261,7 +261,7 @@ async def test_drained_node_learns_it_from_its_heartbeat_until_it_ends(make, red
     with redis_py.Redis(unix_socket_path=redis.path) as client:
         client.hset(Keys().drained, one.run, "30")
         await wait_until(lambda: one.drains == [30.0])
-        client.hdel(Keys().drained, one.run)
+        client.hset(Keys().drained, one.run, UNDRAINED)
         await wait_until(lambda: one.drains == [30.0, None])
         client.hset(Keys().drained, one.run, "0.5")
         await wait_until(lambda: one.drains == [30.0, None, 0.5])
@@ -271,7 +271,7 @@ async def test_drained_node_learns_it_from_its_heartbeat_until_it_ends(make, red
 
 
 async def test_drained_node_stays_so_when_redis_has_lost_it_and_can_be_undrained(make, redis, wait_until):
-    """Its data is gone, or another node counted it as dead."""
+    """Its data is gone, or another node counted it as dead, and the answer to the next heartbeat may be lost, too."""
     one = make("a", "one")
     one.start()
     await wait_until(lambda: one.is_joined)
@@ -279,11 +279,15 @@ async def test_drained_node_stays_so_when_redis_has_lost_it_and_can_be_undrained
     with redis_py.Redis(unix_socket_path=redis.path) as client:
         client.hset(keys.drained, one.run, "30")
         await wait_until(lambda: one.drains == [30.0])
-        for lose in (client.flushall, lambda: client.delete(keys.nodes, keys.drained)):
+        for lose in (
+            client.flushall,
+            lambda: client.delete(keys.nodes, keys.drained),
+            lambda: client.hdel(keys.drained, one.run),
+        ):
             lose()
             await wait_until(lambda: client.hget(keys.drained, one.run) == b"30")
         assert one.drains == [30.0]
-        client.hdel(keys.drained, one.run)
+        client.hset(keys.drained, one.run, UNDRAINED)
         await wait_until(lambda: one.drains == [30.0, None])
 
 

@@ -18,6 +18,7 @@ from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
 
 __all__ = [
+    "UNDRAINED",
     "Fitness",
     "KnownNode",
     "LeadCall",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 log = structlog.get_logger(__name__)
+
+UNDRAINED: Final = b"-"
+"""A run's entry in `drained` after it was undrained. No entry means nothing: Redis may have lost it."""
 
 _MAX_SAME: Final = 4
 # Where `Nodes` counts the reads of the leader's entry. It is no run.

@@ -13,15 +13,15 @@ import re
 import shlex
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any
 
 import msgspec
 
 from redpoll.config import certificate, certificate_files, single_sign_on
+from redpoll.config.addresses import ADDRESS_FAULTS, checks_server
 from redpoll.config.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
@@ -30,7 +30,6 @@ from redpoll.config.app_names import (
     valid_app_key,
     valid_app_secret,
 )
-from redpoll.config.redis_url import RedisUrl
 from redpoll.config.setting_table import PREFIX, TABLE, Setting, flag_of, sample, variable_of
 from redpoll.config.settings import Alias, Settings
 
@@ -139,7 +138,7 @@ def _doubts(settings: Settings) -> list[str]:
         warnings.append(
             "redis_ca_file or redis_cert_file is set but redis_url doesn't begin with rediss: no TLS is used"
         )
-    if settings.database_url and not _checks_server(settings.database_url):
+    if settings.database_url and not checks_server(settings.database_url):
         warnings.append(
             "database_url names another machine without sslmode=verify-full: anyone in between can read the "
             "password and the records; add ?sslmode=verify-full, and &sslrootcert=FILE for an authority of your own"
@@ -240,7 +239,7 @@ def _check_together(values: dict[str, Any], entries: dict[str, _Entry], faults: 
         fault("app_secret", f"must have {APP_SECRET_RULE}")
     if values.get("path_prefix") and not _PATH_PREFIX.fullmatch(values["path_prefix"].strip("/")):
         fault("path_prefix", f"must be a path of letters, digits and `-_.~/`; got {values['path_prefix']!r}")
-    for name, fault_of in _FORMS.items():
+    for name, fault_of in ADDRESS_FAULTS.items():
         reason = fault_of(values[name]) if values.get(name) else None
         if reason:
             fault(name, reason)
@@ -325,92 +324,6 @@ def _check_redis_certificate(
         certificate.read_pair(values["redis_cert_file"], values["redis_key_file"])
     except certificate.PairError as error:
         faults.extend(Fault(entries[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
-
-
-def _http_url_fault(url: str) -> str | None:
-    """Doesn't quote the URL, which may contain a password or a token."""
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  raises ValueError
-    except ValueError:
-        return "is not a URL with a host and a port from 1 to 65535"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "must begin with http:// or https:// and a host"
-    return None
-
-
-def _public_url_fault(url: str) -> str | None:
-    text = _http_url_fault(url)
-    if text:
-        return text
-    parts = urlsplit(url)
-    if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
-        return "must have only a scheme, host and port: clients add the paths themselves"
-    return None
-
-
-def _redis_url_fault(url: str) -> str | None:
-    """Doesn't quote the URL, which may contain a password."""
-    try:
-        RedisUrl.parse(url)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _database_url_fault(url: str) -> str | None:
-    """Doesn't quote the URL, which contains a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        # CPython 3.13, and with it asyncpg, refuses brackets after the first host.
-        return "is not a URL; of several hosts, one in brackets must come first" if "[" in url else "is not a URL"
-    if parts.scheme not in ("postgresql", "postgres"):
-        return "must begin with postgresql://"
-    return None if parts.path.strip("/") else "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
-
-
-def _host_fault(host: str) -> str | None:
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return f"is no host name: a part is empty or has more than 63 characters; got {host!r}"
-    return None
-
-
-_FORMS: Final[dict[str, Callable[[str], str | None]]] = {
-    "host": _host_fault,
-    "control_host": _host_fault,
-    "redis_url": _redis_url_fault,
-    "database_url": _database_url_fault,
-    "otel_endpoint": _http_url_fault,
-    "public_url": _public_url_fault,
-}
-
-
-def _checks_server(database_url: str) -> bool:
-    """Whether the connection stays on this machine, or the server's certificate is checked. asyncpg's default,
-    `prefer`, checks none and takes a connection without TLS."""
-    parts = urlsplit(database_url)
-    query = dict(parse_qsl(parts.query))
-    if query.get("sslmode") in ("verify-ca", "verify-full"):
-        return True
-    hosts = [host for host in (query.get("host") or parts.netloc.rpartition("@")[2]).split(",") if host]
-    return all(_is_local(host) for host in hosts)
-
-
-def _is_local(host: str) -> bool:
-    """`host` may have a port, an IPv6 address then in brackets; a path is that of a Unix socket."""
-    if host.startswith("["):
-        name = host[1:].partition("]")[0]
-    else:
-        name = host if host.count(":") > 1 else host.partition(":")[0]
-    if unquote(name).startswith(("/", "@")) or name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _open_secrets(entries: Mapping[str, _Entry]) -> list[str]:

@@ -136,6 +136,10 @@ def _host(place: str, default_port: int) -> tuple[str, int]:
         host = host[1:-1]
     if not host:
         raise ValueError("has no host")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError("has a host with a part that is empty or has more than 63 characters") from None
     # What is wrong isn't quoted: it may be a part of a password in which `/` or `@` isn't escaped.
     if not (port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError("has a port that isn't a number from 1 to 65535; escape special characters of a password")

@@ -113,8 +113,8 @@ class ControlJanitor:
         self, app_id: str, app: App | None, before: DirectoryVersion, after: DirectoryVersion
     ) -> None:
         """Writes a changed record to the directory. If Redis is away or lacks an earlier change, a later check rewrites
-        the directory. What Redis has of a deleted app is gone when this returns: no change comes before that, so none
-        that uses the id again."""
+        the directory. What Redis stores for a deleted app is removed before the next change here, so before one that
+        uses its id again. An event that another node is publishing at that moment may come later."""
         try:
             async with self._writing:
                 written = await self._writer.put(app_id, app, after.number, after.id, before.id)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import hiredis
 import structlog
 
-from redpoll.cluster.nodes import Node, Nodes, entries_of, lead_call
+from redpoll.cluster.nodes import UNDRAINED, Node, Nodes, entries_of, lead_call
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
@@ -77,8 +77,6 @@ class Heartbeat:
     ) -> None:
         self.term: int | None = None
         self.drain_within_s: float | None = None
-        # Redis has lost the node's entry in `drained`.
-        self._drain_lost = False
         self._run = run
         self._describe = describe
         self._listener = listener
@@ -190,7 +188,7 @@ class Heartbeat:
             dead=nodes.dead,
             gives_up=gives_up,
         )
-        status, leader, flat, drain_within_s, known = await self.link.execute(LEAD, *call)
+        status, leader, flat, drained, known = await self.link.execute(LEAD, *call)
         self._answered_at = self.link.clock()
         nodes.read(leader, entries_of(flat), self._answered_at, lost=self._joined and not known)
         if status == REFUSED:
@@ -202,7 +200,7 @@ class Heartbeat:
             self._joined = True
             self._listener.joined()
         self._report(node.name)
-        await self._take_drain(float(drain_within_s) if drain_within_s else None, known)
+        self._take_drain(drained)
         if node.serves and not replaces and nodes.replaceable(node.name, node.started):
             # An earlier run of this node leads. It can be replaced at once.
             self._wake.set()
@@ -246,14 +244,14 @@ class Heartbeat:
             log.error("another server has the same node_name", node_name=name, runs=sorted(namesakes))
         self._namesakes = namesakes
 
-    async def _take_drain(self, within_s: float | None, known: int) -> None:
-        """Takes the node's entry in `drained`. If Redis has lost its data, or this node was counted as dead (`known`
-        0), nobody has undrained it: the entry is written again."""
-        if within_s is None and self.drain_within_s is not None and (self._drain_lost or not known):
-            self._drain_lost = True
-            await self.link.ask(b"HSET", self._keys.drained, self._run, f"{self.drain_within_s:g}")
-            self._drain_lost = False
-        elif within_s != self.drain_within_s:
+    def _take_drain(self, entry: bytes) -> None:
+        """Takes the node's entry in `drained`; empty if it was never drained, or if Redis has lost it."""
+        if not entry:
+            if self.drain_within_s is not None:
+                self.link.call(b"HSET", self._keys.drained, self._run, f"{self.drain_within_s:g}")
+            return
+        within_s = None if entry == UNDRAINED else float(entry)
+        if within_s != self.drain_within_s:
             self.drain_within_s = within_s
             log.info("node drained" if within_s is not None else "node no longer drained", within_s=within_s)
             self._listener.drain_changed(within_s)

@@ -10,6 +10,7 @@ import pusher
 import pytest
 
 from redpoll import _frame
+from redpoll.protocol.apps import HistoryRule
 
 SECRET = "7ad3773142a6692b25b8"
 
@@ -553,6 +554,19 @@ async def test_a_repeated_request_gets_the_same_response_and_publishes_nothing(p
     assert (await plane.trigger(channels=["a"], name="end")).status == 200
     await wait_until(lambda: len(listener.heard) == 3)
     assert [parsed(message)[0] for message in listener.heard] == ["e", "e", "end"]
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_the_id_of_a_request_of_which_nothing_was_published_is_free_again(plane):
+    await plane.records.add_history_rule("3", HistoryRule(id="00000a", name="h-", prefix=True, keep=9, seconds=60))
+    for channel in ("h-1", "h-2"):
+        assert (await plane.trigger(channels=[channel], end=True)).status == 200
+    for channels, published in ((["h-1", "h-2"], 0), (["h-1", "a"], 1)):
+        refused = await plane.trigger(channels=channels, correlation_id="1")
+        assert (refused.status, refused.json()["code"]) == (409, "channel_ended")
+        assert ("were published" in refused.json()["error"]) is (published > 0)
+    # Of the last one, something was published.
+    assert (await plane.trigger(channels=["a"], correlation_id="1")).json()["code"] == "idempotency_conflict"
 
 
 @pytest.mark.usefixtures("idempotent")

@@ -3,13 +3,13 @@
 --
 -- KEYS  1 nodes   run → the node as JSON
 --       2 leader  '<run> <term> <beat>'; the run '-': the leader ended, and any node may lead
---       3 drained  run → seconds, of the nodes that an operator drains
+--       3 drained  run → seconds, of the nodes that an operator drains; '-' once one is undrained
 -- ARGV  1 run  2 the node as JSON, or '': the run ends  3 the id of its record store
 --       4 1: it may become the leader, 0: it may not, -: it gives the lead up if it has it
 --       5 the value of `leader` that it may replace, or ''  6 the greatest term that it has seen
 --       7 its fitness: it doesn't become the leader while a fitter node lives
 --       8 … runs that it found dead
--- Returns {'OK' or 'REFUSED', leader or '', nodes, flat, the run's seconds in drained or '', 1 if the run was in nodes
+-- Returns {'OK' or 'REFUSED', leader or '', nodes, flat, the run's entry in drained or '', 1 if the run was in nodes
 --         before}. REFUSED: a node that isn't known to be dead has another record store, so this run was not added.
 
 local leader = redis.call('GET', KEYS[2]) or ''

@@ -3,8 +3,7 @@
 All Sentinels of the URL are asked at the same time, and the answer with the highest configuration epoch counts. Each
 fail-over raises the epoch, so a Sentinel that hasn't heard of the last one can't lead us to the old master. Sentinels
 that were set up again begin at epoch 0: a lower epoch counts when a majority of the URL's Sentinels has agreed on it
-for longer than news of a fail-over takes among them. redis-py talks to the Sentinels; it is imported only where a URL
-names some, because it takes 7 MB.
+for longer than news of a fail-over takes among them.
 
 During a fail-over, the Sentinel that carries it out marks the replica that it promotes. It names that replica as the
 master only when it has seen its INFO, which it reads once a second. So the marked replica is taken for the master
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from redpoll.cluster.redis.asking import connection_to
 from redpoll.config.redis_url import RedisUrl
 
 if TYPE_CHECKING:
@@ -36,26 +36,7 @@ _AGREED_FOR_S: Final = 5.0
 
 
 def _connect(url: RedisUrl) -> list[Redis]:
-    from redis.asyncio import Redis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-
-    return [
-        Redis(
-            host=host,
-            port=port,
-            username=url.sentinel_username,
-            password=url.sentinel_password,
-            ssl=url.tls,
-            ssl_ca_certs=url.ca_file or None,
-            ssl_certfile=url.cert_file or None,
-            ssl_keyfile=url.key_file or None,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            decode_responses=True,
-        )
-        for host, port in url.hosts
-    ]
+    return [connection_to(host, port, url, url.sentinel_username, url.sentinel_password) for host, port in url.hosts]
 
 
 class Sentinels:

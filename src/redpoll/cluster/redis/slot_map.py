@@ -2,7 +2,7 @@
 
 Two nodes must agree, because one that was cut off from the others still shows its old map. Of several maps, the one of
 the node with the highest epoch counts. All known nodes are asked at the same time; those that say that the cluster is
-down don't count. redis-py talks to them; it is imported only for a cluster.
+down don't count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from binascii import crc_hqx
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from redpoll.cluster.redis.asking import connection_to
 from redpoll.cluster.redis.keys import TAGS
 from redpoll.config.redis_url import RedisUrl, with_tls_files
 
@@ -93,7 +94,7 @@ class SlotMap:
         # The masters of the shards, None if the cluster is down for this node; its epoch; all nodes that it knows.
         client = self._clients.get(node)
         if client is None:
-            client = self._clients[node] = self._connect(node)
+            client = self._clients[node] = connection_to(*node, self._url, self._url.username, self._url.password)
         async with asyncio.timeout(self._answer_within_s):
             pipeline = client.pipeline(transaction=False)
             pipeline.execute_command("CLUSTER", "INFO")
@@ -111,23 +112,3 @@ class SlotMap:
         if "cluster_state:ok" not in info or len(masters) < len(TAGS):
             return None, epoch, known
         return tuple(masters[at] for at in range(len(TAGS))), epoch, known
-
-    def _connect(self, node: Address) -> Redis:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        url = self._url
-        return Redis(
-            host=node[0],
-            port=node[1],
-            username=url.username,
-            password=url.password,
-            ssl=url.tls,
-            ssl_ca_certs=url.ca_file or None,
-            ssl_certfile=url.cert_file or None,
-            ssl_keyfile=url.key_file or None,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            decode_responses=True,
-        )

@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.nodes import UNDRAINED
 from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.survey import Survey
@@ -275,7 +276,7 @@ async def _node_drain(context: Context, args: dict[str, Any]) -> Any:
 
 async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
     cluster, run = _live_node(context, args["name"])
-    await _ask_redis(cluster, b"HDEL", cluster.keys.drained, run)
+    await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, UNDRAINED)
     await context.note("node undrain", target=args["name"])
     return {"name": args["name"], "draining": False}
 

@@ -12,6 +12,8 @@ __all__ = ["RecordConflict", "RecordError", "check_name", "check_roster", "check
 
 # The largest app record in the directory; every worker has a copy of it.
 _MAX_RECORD_BYTES: Final = 16 * 1024
+_DEFAULT: Final = App(id="", name="", keys=())
+_DEFAULT_SIZES: Final = (_DEFAULT.max_presence_members, _DEFAULT.max_user_info_bytes)
 
 
 class RecordError(Exception):
@@ -48,10 +50,6 @@ def check_size(app: App) -> None:
     size = len(msgspec.json.encode(app))
     if size > _MAX_RECORD_BYTES:
         raise RecordError(f"the record of app {app.id} would have {size} bytes; the maximum is {_MAX_RECORD_BYTES}")
-
-
-_DEFAULT = App(id="", name="", keys=())
-_DEFAULT_SIZES = (_DEFAULT.max_presence_members, _DEFAULT.max_user_info_bytes)
 
 
 def check_roster(app: App, before: App | None, max_roster_bytes: int) -> None:
