@@ -161,7 +161,7 @@ class Attempts:
 
     def _backoff_s(self) -> float:
         """Random between nothing and the limit, so that many publishers don't come back together."""
-        return random.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (self._made - 1)))
+        return random.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._made - 1, 9)))
 
 
 def _json(body: bytes) -> Any:

@@ -124,6 +124,10 @@ class Channel:
         self.key_fetched_at = 0.0
         self.joined: asyncio.Future[None] | None = None
         self._ever_joined = False
+        # Until the answer to a subscribe that asks for history. What comes before it belongs to an earlier subscription
+        # to the channel on the same connection, and comes once more.
+        self._is_early = False
+        self.asked()
         self._size = size
         self._join, self._leave, self._send = join, leave, send
         self._queue: deque[tuple[Event | RedpollError, Position | None]] = deque()
@@ -179,8 +183,14 @@ class Channel:
 
     # -- what the subscriber calls
 
+    def asked(self) -> None:
+        """A subscribe is to be sent: its answer comes before the first event."""
+        self._is_early = self.received is not None or self.rewind is not None
+
     def put(self, item: Event | RedpollError, offset: int | None = None) -> bool:
         """Queues an event. False if the reader is too slow: the channel is over then."""
+        if self._is_early:
+            return True
         position = None
         if offset is not None and self.received is not None:
             if offset <= self.received.offset:
@@ -197,18 +207,25 @@ class Channel:
         """Takes a success frame: members, position, and whether something is missing. Raises ValueError."""
         if "presence" in fields:
             self.members.replace(fields["presence"])
+        self._is_early = False
         again = self._ever_joined or self.received is not None
         continues = again and fields.get("recovered") is True
         if again:
             # A later recovery doesn't bring back what is missing already.
             self.recovered = self.recovered and continues
         self._ever_joined = True
-        self.moved_to(fields, keep=continues)
+        self._move(fields, keep=continues)
         if self.joined is not None and not self.joined.done():
             self.joined.set_result(None)
 
-    def moved_to(self, fields: Mapping[str, Any], *, keep: bool = False) -> None:
-        """Takes the position of a success frame or of `pusher:position`. `keep`: what follows begins at the old one."""
+    def moved(self, fields: Mapping[str, Any]) -> None:
+        """Takes a `pusher:position`: the history was lost or cleared."""
+        if not self._is_early:
+            self.recovered = self.recovered and fields.get("recovered") is True
+            self._move(fields)
+
+    def _move(self, fields: Mapping[str, Any], *, keep: bool = False) -> None:
+        # `keep`: what follows begins at the old position.
         epoch, offset = fields.get("epoch"), fields.get("offset")
         if not isinstance(epoch, str) or not isinstance(offset, int) or keep:
             return

@@ -7,6 +7,7 @@ import hmac
 import json
 import secrets
 import ssl as ssl_module
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -359,6 +360,8 @@ class PublisherBase:
             raise RuntimeError("this publisher is closed")
         reader = copy.copy(self)
         reader._connections = 1
+        # As many as there is time for.
+        reader._attempts = sys.maxsize
         reader._answer_s = self.timeout + _LONG_POLL_S
         reader.total_timeout = self.total_timeout + _LONG_POLL_S
         reader._prepare()

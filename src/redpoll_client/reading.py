@@ -79,8 +79,8 @@ class Reader(_Reading):
     """Iterates over the messages of a channel, as `redpoll_client.Message`: first what is stored, then what comes.
 
     The iterator ends after the channel's last event, and without `live` after what is stored. It raises Gone if
-    messages after its position are lost, and Unavailable if the server is away for longer than `total_timeout`; a new
-    `read` may go on at `position`.
+    messages after its position are lost, and Unavailable if the server is away for longer than a long poll (20 s) and
+    `total_timeout`; a new `read` may go on at `position`.
     """
 
     def __init__(self, publisher: _Sender, call: Callable[[str, bool, str], Call], offset: str, live: bool) -> None:

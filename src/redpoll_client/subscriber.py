@@ -117,15 +117,18 @@ class Subscriber(SubscriberBase):
         """Signs this connection in, now and after each reconnect.
 
         `user` has `id`, and optionally `user_info` and `watchlist`, where the secret signs; an endpoint or a function
-        knows the user itself. Raises SignInRefused, or Unavailable without an answer in time.
+        knows the user itself. Raises SignInRefused, Unavailable without an answer in time, or ValueError while it is
+        signed in already: a connection can't become another user.
         """
+        if self.user is not None and not self.user.ended:
+            raise ValueError("this subscriber is signed in already; another user needs a Subscriber of its own")
         signed_in = SignedIn(user, self._size)
         signed_in.answered = asyncio.get_running_loop().create_future()
         if self.state is State.ENDED:
             raise self._failure or RedpollError("the subscriber is closed")
         self.user = signed_in
         if self._connection is not None:
-            self._start(self._sign_in(signed_in, self._connection))
+            self._signing_in = self._start(self._sign_in(signed_in, self._connection))
         try:
             async with asyncio.timeout(self._timeout):
                 await asyncio.shield(signed_in.answered)
@@ -192,8 +195,9 @@ class Subscriber(SubscriberBase):
         self._failure = None
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+        self._signing_in = None
         if self.user is not None:
-            self._start(self._sign_in(self.user, connection))
+            self._signing_in = self._start(self._sign_in(self.user, connection))
         for subscribed in self._channels.values():
             self._start(self._ask(subscribed, connection))
         async for frame in connection.frames():

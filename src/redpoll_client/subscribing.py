@@ -110,6 +110,8 @@ class SubscriberBase:
         self._connection: Connection | None = None
         self._runner: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # The latest sign-in of this connection, until it is sent.
+        self._signing_in: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._said = ""
@@ -162,8 +164,7 @@ class SubscriberBase:
                 count = fields.get("subscription_count")
                 channel.subscription_count = count if isinstance(count, int) else None
             elif name == "pusher:position":
-                channel.recovered = channel.recovered and fields.get("recovered") is True
-                channel.moved_to(fields)
+                channel.moved(fields)
             elif name == "pusher:subscription_error":
                 self._subscription_refused(channel, fields)
                 return
@@ -240,10 +241,20 @@ class SubscriberBase:
     async def _ask(self, channel: Channel, connection: Connection, wait_s: float = 0.0) -> None:
         """Subscribes on this connection. While the auth endpoint is away, tries again."""
         attempt = 0
+        channel.asked()
         await asyncio.sleep(wait_s)
-        while self._connection is connection and self._channels.get(channel.name) is channel:
+        if channel.name.startswith(USER_CHANNEL) and self._signing_in is not None:
+            # The server refuses it to a connection that isn't signed in.
+            await asyncio.wait([self._signing_in])
+
+        def is_wanted() -> bool:
+            return self._connection is connection and self._channels.get(channel.name) is channel
+
+        while is_wanted():
             try:
                 data = await self._authorize(channel, connection)
+                if not is_wanted():
+                    return
                 if channel.received is not None:
                     data["since"] = {"epoch": channel.received.epoch, "offset": channel.received.offset}
                 elif channel.rewind is not None:
@@ -251,7 +262,8 @@ class SubscriberBase:
                 await connection.send({"event": "pusher:subscribe", "data": {"channel": channel.name, **data}})
                 return
             except SubscriptionRefused as error:
-                self._channels.pop(channel.name, None)
+                if self._channels.get(channel.name) is channel:
+                    del self._channels[channel.name]
                 channel.end(error)
             except Unreachable:
                 return
@@ -282,11 +294,14 @@ class SubscriberBase:
         while self._connection is connection and self.user is user:
             try:
                 answer = await self._authorizer.user(self._session, connection.socket_id, user.asked)
+                if self._connection is not connection or self.user is not user:
+                    return
                 await connection.send({"event": "pusher:signin", "data": answer})
                 return
             except (SignInRefused, ValueError) as error:
                 user.end(error)
-                self.user = None
+                if self.user is user:
+                    self.user = None
             except Unreachable:
                 return
             except Unavailable as error:
@@ -294,10 +309,11 @@ class SubscriberBase:
                 attempt += 1
                 await asyncio.sleep(reconnect_delay_s(4100, min(attempt, 4)))
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -94,6 +94,10 @@ class SignedIn:
             if self._end is None:
                 self._changes.put_nowait(WatchlistEvent(event["name"], named))
 
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
     def end(self, error: BaseException) -> None:
         """Ends the iteration, after what is queued."""
         if self._end is None:

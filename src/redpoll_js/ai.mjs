@@ -102,10 +102,10 @@ class Answer {
 
 // The answers of one chat's channel.
 class Chat {
-  constructor(source, channel, { silenceMs }, idle) {
+  constructor(source, channel, { silenceMs }, watchers, idle) {
     this.answers = new Map();
     this.texts = new Texts();
-    this.watchers = new Set();
+    this.watchers = watchers;
     // Requests for answers under way, and the answers that began meanwhile: one of them may be what was asked for.
     this.asking = 0;
     this.begun = [];
@@ -346,7 +346,7 @@ export class RedpollChatTransport {
     chat.watchers.add(watcher);
     return () => {
       chat.watchers.delete(watcher);
-      chat.touch();
+      this.chats.get(chatId)?.touch();
     };
   }
 
@@ -358,12 +358,14 @@ export class RedpollChatTransport {
   chat(chatId) {
     let chat = this.chats.get(chatId);
     if (!chat || chat.error) {
+      // After a refusal the channel is asked for again, and those who watch go on.
+      const watchers = chat?.watchers || new Set();
       chat?.close();
       const idle = () => {
         this.chats.delete(chatId);
         chat.close();
       };
-      chat = new Chat(this.source, this.channel(chatId), this.options, idle);
+      chat = new Chat(this.source, this.channel(chatId), this.options, watchers, idle);
       this.chats.set(chatId, chat);
     }
     chat.touch();

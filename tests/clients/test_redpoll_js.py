@@ -290,6 +290,7 @@ def answering() -> Iterator[Server]:
         "inTheMiddle",
         "encrypted",
         "brokenTwice",
+        "backAtOnce",
     ],
 )
 def test_components_and_pages_share_channels(case: str, answering: Server, project: Path) -> None:

@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from helpers.answering import Answering, reply
+from helpers.answering import CUT, Answering, reply
 from helpers.wire import Socket
 from redpoll_client import AsyncPublisher, BadRequest, Gone, Publisher, Unavailable, mint_grant
 
@@ -83,6 +83,18 @@ def test_an_answer_that_is_no_stream_raises(answer):
         pytest.raises(Unavailable, match="Pusher-compatible"),
     ):
         next(reader)
+
+
+async def test_a_reader_tries_again_for_as_long_as_there_is_time(monkeypatch):
+    monkeypatch.setattr("redpoll_client.calls.random.uniform", lambda least, most: 0)
+    page = [{"offset": 1, "event": "n", "data": "1", "time_ms": 1}]
+    last = reply(200, page, {"Stream-Next-Offset": "e_01", "Stream-Closed": "true"})
+    answers = [*[reply(503)] * 9, CUT, last]
+    with Answering(*answers) as server, Publisher(url=server.url) as publisher:
+        assert await asyncio.to_thread(lambda: [message.data for message in publisher.read("a")]) == ["1"]
+    with Answering(*answers) as server:
+        async with AsyncPublisher(url=server.url) as publisher:
+            assert await all_of(publisher.read("a")) == [("n", "1")]
 
 
 async def test_a_user_is_removed_and_its_grant_revoked(server, opened):

@@ -1,5 +1,6 @@
 """`Subscriber` at a real redpoll, and at servers that refuse, lie and leave."""
 
+import asyncio
 import base64
 import json
 from contextlib import asynccontextmanager
@@ -31,11 +32,22 @@ async def take(channel, count):
     return [await anext(channel) for _ in range(count)]
 
 
+async def until(channel, name):
+    while (await anext(channel)).name != name:
+        pass
+
+
+def success(name, **fields):
+    return {"event": "pusher_internal:subscription_succeeded", "channel": name, "data": json.dumps(fields)}
+
+
 @asynccontextmanager
-async def scripted(*connections):
+async def scripted(*connections, answers=None, heard=None):
     """A WebSocket server; each of its connections gets the next list of steps: a frame (dict) or raw text (str). After
-    its steps, a connection answers subscribes and stays open."""
+    its steps, a connection answers each subscribe by the next frames of `answers`, or by a success, and stays open.
+    `heard` gets the names of the channels that are subscribed to."""
     opened = []
+    answers = iter(answers or ())
 
     async def serve(request):
         socket = web.WebSocketResponse()
@@ -51,9 +63,10 @@ async def scripted(*connections):
             frame = json.loads(message.data)
             if frame["event"] == "pusher:subscribe":
                 name = frame["data"]["channel"]
-                await socket.send_json(
-                    {"event": "pusher_internal:subscription_succeeded", "channel": name, "data": "{}"}
-                )
+                if heard is not None:
+                    heard.append(name)
+                for answer in next(answers, [success(name)]):
+                    await socket.send_json(answer)
         return socket
 
     async def page(request):
@@ -227,6 +240,8 @@ async def test_signatures_from_functions_and_endpoints(server):
             async with subscriber.subscribe("private-no"):
                 pass
         assert caught.value.status == 403
+        with pytest.raises(ValueError, match="signed in already"):
+            await subscriber.sign_in()
     await runner.cleanup()
     sign = backend.authenticate
     async with Subscriber(server.app_key, **where, auth=lambda socket_id, name: sign(name, socket_id)) as subscriber:
@@ -399,3 +414,72 @@ async def test_what_is_missing_stays_missing_after_a_later_recovery():
         channel.succeeded({"epoch": "e", "offset": offset, "recovered": recovered})
         states.append(channel.recovered)
     assert states == [True, True, False, False]
+
+
+async def test_a_subscription_begins_with_its_success_not_with_what_an_earlier_one_left():
+    """The channel is left and joined again on one connection: what is on its way then comes once more."""
+
+    def event(offset):
+        return {"event": "n", "channel": "a", "data": str(offset), "offset": offset}
+
+    first = [success("a", epoch="e", offset=4), event(5)]
+    lost = {"event": "pusher:position", "channel": "a", "data": '{"epoch":"f","offset":0,"recovered":false}'}
+    again = [event(8), lost, success("a", epoch="e", offset=5, recovered=True), *map(event, (6, 7, 8, 9))]
+    rewound = [event(9), success("a", epoch="e", offset=7), event(8), event(9)]
+    async with scripted([GREETING], answers=[first, again, rewound]) as (url, _), Subscriber(url=url) as subscriber:
+        async with subscriber.subscribe("a") as channel:
+            assert (await anext(channel)).offset == 5
+        async with subscriber.subscribe("a", since=channel.position) as channel:
+            assert [one.offset for one in await take(channel, 4)] == [6, 7, 8, 9]
+            assert channel.recovered
+        async with subscriber.subscribe("a", rewind={"count": 2}) as channel:
+            assert [one.offset for one in await take(channel, 2)] == [8, 9]
+
+
+async def test_a_subscribe_that_was_given_up_is_not_sent_once_it_is_signed():
+    asked, signed, heard = asyncio.Event(), asyncio.Event(), []
+
+    async def auth(socket_id, channel):
+        asked.set()
+        await signed.wait()
+        return {"auth": "key:x"}
+
+    async with scripted([GREETING], heard=heard) as (url, _), Subscriber(url=url, auth=auth) as subscriber:
+        joining = asyncio.create_task(subscriber.subscribe("private-a").__aenter__())
+        await asked.wait()
+        joining.cancel()
+        await asyncio.wait([joining])
+        signed.set()
+        async with subscriber.subscribe("private-b"), subscriber.subscribe("c"):
+            assert heard == ["private-b", "c"]
+
+
+async def test_a_users_channel_stays_subscribed_after_a_cut_when_the_sign_in_takes_longer(server):
+    """The back end is asked for the sign-in again, and meanwhile other channels are subscribed to."""
+    backend = Publisher(url=url_of(server))
+    others = asyncio.Event()
+    others.set()
+
+    async def user_auth(socket_id):
+        await others.wait()
+        return backend.authenticate_user(socket_id, {"id": "dora"})
+
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        where = {"host": "127.0.0.1", "port": proxy.port, "ssl": False}
+        async with Subscriber(server.app_key, **where, user_auth=user_auth) as subscriber:
+            user = await subscriber.sign_in()
+            others.clear()
+            joined = "pusher:subscription_succeeded"
+            async with (
+                subscriber.subscribe(user.channel, lifecycle=True) as own,
+                subscriber.subscribe("plain", lifecycle=True) as plain,
+                AsyncPublisher(url=url_of(server)) as publisher,
+            ):
+                for channel in (own, plain):
+                    await until(channel, joined)
+                proxy.cut()
+                await until(plain, joined)
+                others.set()
+                await until(own, joined)
+                await publisher.send_to_user("dora", "hello", "1")
+                await until(own, "hello")

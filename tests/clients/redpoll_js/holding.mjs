@@ -238,8 +238,37 @@ async function brokenTwice() {
   pusher.disconnect();
 }
 
+// A page that leaves a channel and comes back at once shows each piece once: what was on its way comes with the stored ones.
+async function backAtOnce() {
+  const pusher = await connected();
+  const channel = "raw-back";
+  let view = null;
+  const follow = () => redpoll.followTexts(pusher, channel, { event: "answer", fields: FIELDS }, (next) => (view = next));
+  const first = follow();
+  await until(() => view?.caughtUp);
+  const { transport } = pusher.connection.connection;
+  const { onMessage } = transport;
+  const late = [];
+  transport.onMessage = (message) => late.push(message);
+  await backend.trigger(channel, "answer", { message_id: "a", delta: "One " });
+  await until(() => late.length === 1);
+  first.close();
+  await until(() => !pusher.channel(channel));
+  const second = follow();
+  await until(() => late.some(({ data }) => data.includes("subscription_succeeded")));
+  transport.onMessage = onMessage;
+  late.forEach((message) => transport.onMessage(message));
+  await until(() => view.caughtUp && view.texts.length);
+  await backend.trigger(channel, "answer", { message_id: "a", delta: "and two" });
+  await until(() => view.texts[0].text.endsWith("two"));
+  assert.deepEqual(second.view().texts, [{ id: "a", text: "One and two", state: "streaming" }]);
+  second.close();
+  pusher.disconnect();
+}
+
 const cases = {
   leftBeforeSigned, textLeftBeforeSigned, askedAgain, refusedAtOnce, besideThePage, otherName, inTheMiddle, encrypted, brokenTwice,
+  backAtOnce,
 };
 await cases[process.argv[3]]();
 console.log("ok");

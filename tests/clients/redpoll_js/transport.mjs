@@ -169,6 +169,21 @@ function isWhole({ message, error }) {
   for (const { transport } of [refusing, wrong, late]) transport.close();
 }
 
+// A page that watches hears of answers also after the channel was refused and is read again, until it stops.
+{
+  const state = made();
+  const heard = [];
+  const unwatch = state.transport.watch("1", (id) => heard.push(id));
+  state.listener.failed(new Error("401"));
+  await state.transport.ready("1");
+  state.send("start", {}, "b");
+  assert.deepEqual(heard, ["b"]);
+  unwatch();
+  state.send("start", {}, "c");
+  assert.deepEqual(heard, ["b"]);
+  state.transport.close();
+}
+
 // A page that waits for its connection keeps the chat for as long as it waits, and no longer than it is used.
 {
   mock.timers.enable({ apis: ["setTimeout"] });
