@@ -1,14 +1,15 @@
 """Connections whose task is cancelled, and what errors reveal."""
 
 import asyncio
+import sqlite3
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.store.errors import reason_of
+from redpoll.store.errors import StoreUnavailable, reason_of
 from redpoll.store.sqlite import Sqlite
 
 SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) SELECT count(*) FROM n"
@@ -75,3 +76,25 @@ async def test_errors_give_the_reason_but_no_parameters(database):
             await connection.execute(sa.text("INSERT INTO nowhere VALUES (:it)"), {"it": "a secret"})
     assert reason_of(caught.value) == "no such table: nowhere"
     assert "a secret" not in str(caught.value)
+
+
+async def test_a_file_that_is_full_or_locked_is_unavailable_until_it_no_longer_is(database, tmp_path):
+    async def write(*pragmas: str) -> None:
+        async with database.change() as connection:
+            for pragma in pragmas:
+                await connection.exec_driver_sql(f"PRAGMA {pragma}")
+            await connection.execute(sa.text("INSERT INTO t VALUES (randomblob(100000))"))
+
+    async with database.migrating() as connection:
+        await connection.exec_driver_sql("CREATE TABLE t (x)")
+    with pytest.raises(StoreUnavailable, match="database or disk is full"):
+        await write("max_page_count=2")
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            await write("busy_timeout=0")
+    with pytest.raises(SQLAlchemyError) as caught:
+        await read(database, "SELECT nothing")
+    assert not isinstance(caught.value, StoreUnavailable)
+    await write("max_page_count=1000")
+    assert await read(database, "SELECT count(*) FROM t") == 1

@@ -8,14 +8,13 @@ unreadable file is renamed to `.old`. control/dashboard/averages.py and control/
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
-from redpoll.store.sqlite import Sqlite
+from redpoll.store.sqlite import Sqlite, opened_or_new
 
 __all__ = ["KEEP_DAYS", "KEEP_S", "Charts", "Day", "Point"]
 
@@ -76,13 +75,7 @@ class Charts:
 
         Raises OSError or sqlalchemy.exc.SQLAlchemyError if that fails too.
         """
-        try:
-            return await cls._open(path)
-        except sa.exc.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    path.with_name(path.name + suffix).rename(path.with_name(path.name + ".old" + suffix))
-            return await cls._open(path)
+        return await opened_or_new(path, lambda: cls._open(path))
 
     @classmethod
     async def _open(cls, path: Path) -> Charts:

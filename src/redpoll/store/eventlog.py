@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.call_batch import MAX_TIME_DIFFERENCE_MS, AppBatch, CallBatch, CallRow, trace_time_ms
-from redpoll.store.sqlite import Sqlite
+from redpoll.store.sqlite import Sqlite, opened_or_new
 
 __all__ = ["EventLog", "Found", "Query", "SpanRow"]
 
@@ -124,13 +123,7 @@ class EventLog:
 
         Raises OSError or sqlalchemy.exc.SQLAlchemyError if that fails too.
         """
-        try:
-            return await cls._open(path, keep_calls, keep_s)
-        except sa.exc.DatabaseError:
-            for suffix in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    path.with_name(path.name + suffix).rename(path.with_name(path.name + ".old" + suffix))
-            return await cls._open(path, keep_calls, keep_s)
+        return await opened_or_new(path, lambda: cls._open(path, keep_calls, keep_s))
 
     @classmethod
     async def _open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:

@@ -6,20 +6,31 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import aiosqlite
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from redpoll.store.errors import reason_of
+from redpoll.store.errors import StoreUnavailable, reason_of
 
-__all__ = ["Sqlite", "put_in_place", "reason_of"]
+__all__ = ["Sqlite", "opened_or_new", "put_in_place", "reason_of"]
+
+_File = TypeVar("_File")
+# Primary result codes of a file that can't be used at present.
+_UNAVAILABLE: Final = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+}
 
 
 class _Connection(aiosqlite.Connection):
@@ -39,7 +50,10 @@ class _Connection(aiosqlite.Connection):
 
 
 class Sqlite:
-    """An SQLite file and its engine. `pragmas` are set on each connection."""
+    """An SQLite file and its engine. `pragmas` are set on each connection.
+
+    Every error of the engine is an SQLAlchemyError; it is StoreUnavailable if the file can't be used at present.
+    """
 
     def __init__(self, path: str | Path, *pragmas: str) -> None:
         self._path = str(path)
@@ -54,6 +68,7 @@ class Sqlite:
         )
         sa.event.listen(self.engine.sync_engine, "connect", self._prepare)
         sa.event.listen(self.engine.sync_engine, "invalidate", _roll_back)
+        sa.event.listen(self.engine.sync_engine, "handle_error", _explain)
 
     def exists(self) -> bool:
         """Whether there is a file. The first connection creates it."""
@@ -137,6 +152,18 @@ class Sqlite:
             raise
 
 
+async def opened_or_new(path: Path, open_file: Callable[[], Awaitable[_File]]) -> _File:
+    """Opens a file that may be lost: one that can't be used is renamed to `.old`, and a new one is made. Raises OSError
+    or SQLAlchemyError if that fails too."""
+    try:
+        return await open_file()
+    except (sa.exc.DatabaseError, StoreUnavailable):
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(path.with_name(path.name + ".old" + suffix))
+        return await open_file()
+
+
 def put_in_place(new: Path, database: Path) -> None:
     """Makes the file `new`, of the same folder, the database. On disk when this returns. Raises OSError.
 
@@ -155,6 +182,15 @@ def put_in_place(new: Path, database: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _explain(context: ExceptionContext) -> StoreUnavailable | None:
+    """Called for each error of a statement. Its result replaces the error."""
+    error = context.original_exception
+    # The lowest byte; the others say more (SQLite, "Result and Error Codes").
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _UNAVAILABLE:
+        return None
+    return StoreUnavailable(str(error))
 
 
 def _roll_back(connection: Any, _record: Any, _error: BaseException | None) -> None:

@@ -117,17 +117,14 @@ class Store:
                 await _init_versions(connection)
             if isinstance(database, Sqlite):
                 await _make_shrinkable(database)
-        except StoreUnavailable as error:
+        except BaseException as error:
             await database.close()
-            if error.misconfigured:
-                raise StoreError(str(error)) from None
-            raise
-        except sa.exc.SQLAlchemyError as error:
-            await database.close()
-            cause = getattr(error, "orig", None) or error
-            raise StoreError(f"the record store {database.name} can't be opened: {cause}") from error
-        except BaseException:
-            await database.close()
+            if isinstance(error, StoreUnavailable) and isinstance(database, Postgres):
+                if error.misconfigured:
+                    raise StoreError(str(error)) from None
+                raise
+            if isinstance(error, sa.exc.SQLAlchemyError):
+                raise StoreError(f"the record store {database.name} can't be opened: {reason_of(error)}") from error
             raise
         return cls(database)
 
@@ -291,9 +288,9 @@ async def schema_of(url: str) -> "Schema":
     try:
         async with database.reading() as connection:
             return await connection.run_sync(state_of, database.name)
-    except StoreUnavailable:
-        raise
     except sa.exc.SQLAlchemyError as error:
+        if isinstance(error, StoreUnavailable) and isinstance(database, Postgres):
+            raise
         raise StoreError(f"the record store {database.name} can't be read: {reason_of(error)}") from error
     finally:
         await database.close()
