@@ -53,6 +53,7 @@ async def test_it_serves_clients_back_ends_and_the_suite(fake: Any) -> None:
     [
         (["--host", "0.0.0.0"], 2, "with --expose"),
         (["--app", "1:key"], 2, "ID:KEY:SECRET"),
+        (["--expose", "--host", "a..b"], 1, "host must be an address or a host name, not 'a..b'"),
         (["--set", "nothing=1"], 1, "there is no setting 'nothing'"),
         (["--set", "watchlist"], 1, "NAME=VALUE"),
         (["--app", "1:key:"], 1, "app_secret must be"),

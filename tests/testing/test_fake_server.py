@@ -135,3 +135,4 @@ def test_an_app_of_another_language_finds_everything_in_one_url(server):
     assert server.pusher_url == f"http://fake-key:fake-secret@127.0.0.1:{server.port}/apps/1"
     assert server.url == f"ws://127.0.0.1:{server.port}/app/fake-key"
     assert time.time() - server.clock.time_s() < 60
+    assert FakeServer(host="::1", port=6001).url == "ws://[::1]:6001/app/fake-key"

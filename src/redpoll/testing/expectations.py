@@ -27,12 +27,16 @@ class Expectations:
     def pusher_url(self) -> str:
         """`http://KEY:SECRET@HOST:PORT/apps/ID`, as server libraries read it from PUSHER_URL."""
         credentials = f"{quote(self.app_key, safe='')}:{quote(self.app_secret, safe='')}"
-        return f"http://{credentials}@{self.host}:{self.port}/apps/{self.app_id}"
+        return f"http://{credentials}@{self._address}/apps/{self.app_id}"
 
     @property
     def url(self) -> str:
         """`ws://HOST:PORT/app/KEY`, the address that clients connect to."""
-        return f"ws://{self.host}:{self.port}/app/{self.app_key}"
+        return f"ws://{self._address}/app/{self.app_key}"
+
+    @property
+    def _address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def published(self) -> list[Published]:

@@ -77,6 +77,10 @@ class FakeServer(Expectations):
         ):
             if not is_valid(value):
                 raise ValueError(f"{name} must be {rule}, not {value!r}")
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"host must be an address or a host name, not {host!r}") from None
         self.host, self.port = host, port
         self.app_id, self.app_key, self.app_secret = app_id, app_key, app_secret
         self.limits = Limits() if limits is None else limits

@@ -62,6 +62,13 @@ async def test_every_error_code_is_documented_with_its_status(document):
     assert documented == set(HTTP_STATUS) - ELSEWHERE
 
 
+async def test_streams_are_documented_with_their_kinds_of_answers(document):
+    answers = document["paths"]["/api/v1/apps/{app_id}/channels/{channel}/stream"]["get"]["responses"]
+    assert {"200", "204", "304", "410"} <= set(answers)
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "content" not in answers["204"]
+
+
 async def test_document_is_the_same_for_all_callers_and_contains_no_data_of_apps(plane, document):
     text = json.dumps(document)
     assert "278d425bdf160c739803" not in text

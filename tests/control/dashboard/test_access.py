@@ -87,6 +87,12 @@ async def test_own_form_with_browser_headers_is_accepted(browser):
     assert (await browser.post("/dashboard/new-app", headers=headers, name="mine")).status == 303
 
 
+async def test_a_nul_character_is_refused_before_a_database_could_see_it(browser):
+    for target in ("/dashboard/apps/3/deliveries/%00", "/dashboard/apps?notice=%00"):
+        reply = await browser.get(target)
+        assert (reply.status, b"NUL character" in reply.body) == (400, True), target
+
+
 async def test_htmx_requests_redirect_the_whole_page_to_the_login(open_browser):
     stranger = await open_browser()
     reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true"})

@@ -1,5 +1,8 @@
 """The pages of apps: creating, renaming, switching off, settings, deleting."""
 
+import re
+from html import unescape
+
 import pytest
 
 from redpoll.protocol.apps import SETTINGS
@@ -67,6 +70,19 @@ async def test_every_setting_is_in_the_form_and_can_be_changed(plane, browser):
     assert app.user_authentication_timeout_s == 2.5
     noted = (await browser.get("/dashboard/audit")).body.decode()
     assert "max_batch 10 → 20" in noted
+
+
+async def test_what_another_operator_has_saved_meanwhile_stays(plane, browser):
+    page = (await browser.get("/dashboard/apps/3/settings")).body.decode()
+    shown = {name: unescape(value) for name, value in re.findall(r'name="(was_\w+)" value="([^"]*)"', page)}
+    assert {f"was_{name}" for name in SETTINGS if name != "enabled"} == set(shown)
+    fields = in_force(plane.records.apps["3"]) | shown
+    other = {"max_batch": 20, "watchlist": True, "allowed_origins": ("a.example", "b.example")}
+    await plane.records.set_app("3", other)
+    assert (await browser.post("/dashboard/apps/3/settings", **fields | {"max_channels": "55"})).status == 303
+    app = plane.records.apps["3"]
+    assert (app.max_channels, app.max_batch, app.watchlist) == (55, 20, True)
+    assert app.allowed_origins == other["allowed_origins"]
 
 
 @pytest.mark.parametrize(

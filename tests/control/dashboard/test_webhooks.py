@@ -1,5 +1,7 @@
 """The pages of webhooks: creating, changing, testing and deleting endpoints, and their deliveries."""
 
+import re
+
 import pytest
 
 from helpers.receiver import Receiver, status
@@ -94,6 +96,21 @@ async def test_endpoint_is_changed_switched_rotated_and_deleted(plane, browser):
     noted = (await browser.get("/dashboard/audit")).body.decode()
     assert all(f"webhook {action}" in noted for action in ("create", "change", "rotate", "disable", "delete"))
     assert before.secret not in noted
+
+
+async def test_what_another_operator_has_saved_meanwhile_stays(plane, browser):
+    here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD)).headers["location"]
+    page = (await browser.get(f"{here}/edit")).body.decode()
+    shown = dict(re.findall(r'name="(was_\w+)" value="([^"]*)"', page))
+    (endpoint,) = endpoints(plane)
+    await plane.plane.webhooks.endpoints.change(
+        endpoint.id, events=["cache.miss"], channels=["a-", "b-"], format="pusher"
+    )
+    changed = {**GOOD, **shown, "url": "http://127.0.0.1:9/other"}
+    assert (await browser.post(f"{here}/edit", **changed)).status == 303
+    (now,) = endpoints(plane)
+    assert (now.url, now.events, now.channels) == ("http://127.0.0.1:9/other", ("cache.miss",), ("a-", "b-"))
+    assert now.format == "pusher"
 
 
 async def test_test_shows_the_result_and_the_response(plane, browser):

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from redpoll.cluster.lifecycle import Lifecycle
-from redpoll.cluster.nodes import Fitness, NodesView
+from redpoll.cluster.nodes import UNDRAINED, Fitness, NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.config.settings import Settings
 from redpoll.control.commands import commands
@@ -114,7 +114,7 @@ async def test_operator_drains_a_live_node_by_name_and_lets_it_serve_again(plane
     assert answer == {"name": "a", "draining": True}
     assert await control.link.ask(b"HGETALL", Keys("rp").drained) == {THREE.encode(): b"12.5"}
     assert await commands.run(context, "node undrain", {"name": "a"}) == {"name": "a", "draining": False}
-    assert await control.link.ask(b"HGETALL", Keys("rp").drained) == {}
+    assert await control.link.ask(b"HGETALL", Keys("rp").drained) == {THREE.encode(): UNDRAINED}
     with pytest.raises(CommandError, match="there is no live node with the name b"):
         await commands.run(context, "node drain", {"name": "b", "within_s": 1})
 

@@ -103,3 +103,11 @@ async def test_retried_delivery_can_be_discarded_but_a_new_one_cannot(world):
     with pytest.raises(RecordError, match="waiting is not a failed delivery"):
         await world.letters.discard(["waiting"])
     assert await world.states("f1", "waiting") == ["discarded", "waiting"]
+
+
+async def test_what_somebody_else_handled_meanwhile_can_be_skipped(world):
+    await world.letters.discard(["f2"])
+    (retried,) = await world.letters.retry(["none", "waiting", "f1", "f2", "f3"], skip=True)
+    assert (retried.id, world.due) == ("f1", ["e1"])
+    assert [letter.id for letter in await world.letters.discard(["f1", "f2", "f3"], skip=True)] == ["f1", "f3"]
+    assert await world.letters.retry(["f1", "f3"], skip=True) == await world.letters.discard(["f2"], skip=True) == []

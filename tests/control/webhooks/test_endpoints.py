@@ -231,6 +231,14 @@ async def test_batch_is_stored_changed_and_goes_with_the_pusher_format_only(endp
     assert endpoints.fault_of(URL, ("all",), "pusher", (), batch=True) is None
 
 
+async def test_of_two_changes_at_once_that_exclude_each_other_one_is_refused(endpoints):
+    endpoint = await create(endpoints, format="pusher")
+    changes = (endpoints.change(endpoint.id, batch=True), endpoints.change(endpoint.id, format="service"))
+    _, refused = await asyncio.gather(*changes, return_exceptions=True)
+    assert isinstance(refused, RecordError)
+    assert (endpoints.get(endpoint.id).batch, endpoints.get(endpoint.id).format) == (True, "pusher")
+
+
 async def test_changing_the_url_of_a_pinned_endpoint_pins_the_new_certificate(endpoints, tls):
     async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
         endpoint = await create(endpoints, url=receiver.url, pin=True)

@@ -67,6 +67,7 @@ def test_events_are_batched_only_in_the_pusher_format_and_for_a_url(values, text
     ("values", "text"),
     [
         ({"client_events": ("order",)}, "must begin with client-"),
+        ({"client_events": ("client-\0",)}, "can't be the name of a client event"),
         ({"client_events": ("client-a",), "events": ("member.added",)}, "for a webhook with the event client_event"),
         ({"client_events": tuple(f"client-{n}" for n in range(51))}, "at most 50 client events"),
     ],

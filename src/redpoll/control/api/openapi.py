@@ -393,7 +393,11 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
         tags = {**(_TAG if about.tagged else {}), **(_LOCATION if about.success == 201 else {})}
         success["headers"] = {**_TRACE, **limits, **correlation, **tags}
         success["content"] = {"application/json": {"schema": schemas.of(about.answer)}}
+        if about.streamed:
+            success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     responses = {str(about.success): success}
+    for status, text in about.empty:
+        responses[str(status)] = {"description": text, "headers": _TRACE}
     codes: dict[int, list[str]] = {_BODY_TIMEOUT: ["bad_request"]}
     for code in dict.fromkeys((*_OF_ALL, *_codes(route), *about.faults)):
         codes.setdefault(HTTP_STATUS[code], []).append(code)

@@ -212,6 +212,11 @@ def routes_of(
                     Messages,
                     query=("stream_offset", "stream_live", "stream_cursor", "stream_only", "stream_token"),
                     faults=("bad_request", "invalid_channel", "no_history", "offset_gone", "too_many_connections"),
+                    streamed=True,
+                    empty=(
+                        (204, "No message came while a long poll waited, or the channel has ended."),
+                        (304, "Nothing changed since the answer whose `ETag` was sent as `If-None-Match`."),
+                    ),
                 ),
             ),
             Route(
@@ -319,6 +324,7 @@ def routes_of(
                     PulledResponse,
                     query=("pull_endpoint", "pull_limit", "pull_wait"),
                     faults=("bad_request", "not_found", "too_many_connections"),
+                    streamed=True,
                 ),
             ),
             Route(

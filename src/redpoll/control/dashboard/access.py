@@ -50,6 +50,9 @@ class Visit:
     def __init__(self, access: AccessControl, request: Request, session: Session | None) -> None:
         self.request = request
         self.access = access
+        if "%00" in request.path or "%00" in request.query:
+            # PostgreSQL's text can't have it, and nothing else needs it.
+            raise ApiError("bad_request", "the path or the query has a NUL character")
         self.query = dict(parse_qsl(request.query, keep_blank_values=True, max_num_fields=100))
         self._session = session
 

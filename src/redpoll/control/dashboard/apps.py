@@ -126,7 +126,7 @@ class AppPages:
         app, form = visit.app, visit.form
         values: dict[str, Value] = {}
         for name, setting in SETTINGS.items():
-            if name == "enabled":
+            if name == "enabled" or form.untouched(name):
                 continue
             if setting.type == "switch":
                 values[name] = form.ticked(name)
@@ -192,7 +192,10 @@ class _Shown:
         value = getattr(app, setting.name)
         typed = bool(form.pairs) and not form.has("name")
         self.on = form.ticked(setting.name) if typed else bool(value)
-        self.value = form.raw(setting.name) if form.has(setting.name) else setting_text(value)
+        text = setting_text(value)
+        self.value = form.raw(setting.name) if form.has(setting.name) else text
+        # What a browser sends if nobody touches the field.
+        self.now = ("1" if value else "") if setting.type == "switch" else text
         self.default = setting_text(setting.default)
         self.is_default = value == setting.default
 

@@ -117,19 +117,13 @@ class DeadLetterPages:
                 app.id, endpoint_id=endpoint_id, states=("failed",), limit=_CHUNK, before=before
             ):
                 before = (chunk[-1].at, chunk[-1].number)
-                ids = [delivery.id for delivery in chunk if not retry or self._has_endpoint(app, delivery)]
-                if ids:
-                    await change(ids, by=actor)
-                progress.done += len(ids)
+                # Somebody else may have handled some, and those of a deleted webhook can't be retried.
+                progress.done += len(await change([delivery.id for delivery in chunk], skip=True, by=actor))
             return f"{progress.done:,} dead letters {'are being retried' if retry else 'were discarded'}."
 
         what = "Retry" if retry else "Discard"
         back = f"{HOME}/apps/{app.id}/dead-letters"
         return self._jobs.begin(visit, f"{what} dead letters of {app.name}", back, work, total)
-
-    def _has_endpoint(self, app: App, delivery: Delivery) -> bool:
-        # Deliveries to a deleted endpoint can't be retried.
-        return any(endpoint.id == delivery.endpoint_id for endpoint in self._webhooks.endpoints.of_existing_app(app.id))
 
     async def export(self, visit: Visit) -> Response:
         """POST …/dead-letters/export: format."""

@@ -50,6 +50,12 @@ class Form:
     def ticked(self, name: str) -> bool:
         return name in self._values
 
+    def untouched(self, name: str) -> bool:
+        """Whether the field has what the page showed, which the page sends along as `was_NAME`; several values with
+        commas between. What another operator has changed meanwhile stays then."""
+        shown = self._values.get(f"was_{name}")
+        return shown is not None and _lines(shown[-1]) == _lines(",".join(self.every(name)))
+
     def number(self, name: str, minimum: int, maximum: int, default: int = 0) -> int:
         """A whole number. Adds a fault and returns the default if it is malformed; an empty field is the default."""
         text = self.text(name)
@@ -77,6 +83,11 @@ class Form:
         return not self.faults
 
 
+def _lines(text: str) -> list[str]:
+    # Browsers send line ends as CR LF.
+    return text.strip().splitlines()
+
+
 def sentence(message: object) -> str:
     """A message with a capital letter and a period."""
     text = str(message)
@@ -94,6 +105,8 @@ def read_form(request: Request) -> Form:
 def read_pairs(body: bytes) -> list[tuple[str, str]]:
     """The names and values of a form body, in order. Raises ApiError."""
     try:
+        if b"%00" in body:
+            raise ValueError("PostgreSQL's text can't have it")
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except (UnicodeError, ValueError):
-        raise ApiError("bad_request", "the body is not a valid form") from None
+        raise ApiError("bad_request", "the body is not a valid form, or has a NUL character") from None

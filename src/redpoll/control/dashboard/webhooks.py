@@ -15,7 +15,7 @@ from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD
-from redpoll.control.webhooks.wanted import target_of
+from redpoll.control.webhooks.wanted import ALL, target_of
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -112,7 +112,14 @@ class WebhookPages:
                 "pin": bool(endpoint.pin),
             }
         return visit.page(
-            "webhook_form.html", status=status, app=app, form=form, endpoint=endpoint, events=events, values=values
+            "webhook_form.html",
+            status=status,
+            app=app,
+            form=form,
+            endpoint=endpoint,
+            events=events,
+            values=values,
+            shown={} if endpoint is None else _shown(endpoint),
         )
 
     async def create(self, visit: Visit) -> Response:
@@ -143,6 +150,8 @@ class WebhookPages:
         """POST …/webhooks/{endpoint_id}/edit: the fields of a new one, without pull and pin."""
         app, form, endpoint = visit.app, visit.form, self._endpoint(visit)
         fields = _fields_of(form, pulled=endpoint.pulled)
+        # None: as it is.
+        fields |= {name: None for name in fields if form.untouched(_INPUTS.get(name, name))}
         if form.good:
             try:
                 await self._webhooks.endpoints.change(endpoint.id, **fields, by=visit.actor)
@@ -278,6 +287,22 @@ _NOTICES: Final = {
     "unpin": "Any valid certificate is accepted again.",
     "delete": "The webhook was deleted. Its dead letters stay until you discard them.",
 }
+
+
+def _shown(endpoint: Endpoint) -> dict[str, str]:
+    """What a browser sends if nobody touches the fields (Form.untouched)."""
+    return {
+        "url": endpoint.url,
+        "event": ",".join(name for name in (ALL, *EVENTS) if name in endpoint.events),
+        "format": endpoint.format,
+        "channels": "\n".join(endpoint.channels),
+        "client_events": "\n".join(endpoint.client_events),
+        "batch": "1" if endpoint.batch else "",
+    }
+
+
+# Of fields with another name in the form.
+_INPUTS: Final = {"events": "event"}
 
 
 def _fields_of(form: Form, *, pulled: bool) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class About(NamedTuple):
     `answer` and `body` are the types of response and request. `form`: the body may also be form-urlencoded. `query`
     are names of query parameters. `faults` are the error codes besides those that follow from the route's access.
     `success` is the status of a successful response. `tagged`: a successful response has an ETag. `conditional`: the
-    request needs If-Match. `patch`: the body may also be `application/merge-patch+json` (RFC 7396).
+    request needs If-Match. `patch`: the body may also be `application/merge-patch+json` (RFC 7396). `streamed`: the
+    response may be `text/event-stream`. `empty` are other statuses of success, without a body, and when they come.
     """
 
     summary: str
@@ -91,6 +92,8 @@ class About(NamedTuple):
     tagged: bool = False
     conditional: bool = False
     patch: bool = False
+    streamed: bool = False
+    empty: tuple[tuple[int, str], ...] = ()
 
 
 class Route:

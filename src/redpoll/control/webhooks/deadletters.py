@@ -36,16 +36,16 @@ class DeadLetters:
         self._on_retry = on_retry
         self._on_discard = on_discard
 
-    async def retry(self, ids: Sequence[str], *, by: Actor | None = None) -> list[Delivery]:
-        """Retries all of them or none. They are due at once and get the full number of attempts again.
+    async def retry(self, ids: Sequence[str], *, skip: bool = False, by: Actor | None = None) -> list[Delivery]:
+        """Retries all of them or none; with `skip`, those that can be. They are due at once and get the full number of
+        attempts again.
 
         If no server runs, the next one sends them.
         """
         async with self._store.change() as connection:
-            for delivery in await _deliveries(connection, ids):
-                if delivery.dead_letter != "pending":
-                    raise _not_failed(delivery)
-                self._check_not_deleted(delivery)
+            ids = await _possible(connection, ids, self._cant_be_retried, skip)
+            if not ids:
+                return []
             await delivery_rows.retry(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
             # The control plane that sends webhooks may be another one. It reads the store again.
@@ -55,12 +55,13 @@ class DeadLetters:
             self._on_retry(endpoint_id)
         return changed
 
-    async def discard(self, ids: Sequence[str], *, by: Actor | None = None) -> list[Delivery]:
-        """Discards all of them or none; dead letters that are being retried can be discarded too."""
+    async def discard(self, ids: Sequence[str], *, skip: bool = False, by: Actor | None = None) -> list[Delivery]:
+        """Discards all of them or none; with `skip`, those that can be. Dead letters that are being retried can be
+        discarded too."""
         async with self._store.change() as connection:
-            for delivery in await _deliveries(connection, ids):
-                if delivery.dead_letter not in ("pending", "retrying"):
-                    raise _not_failed(delivery)
+            ids = await _possible(connection, ids, lambda delivery: _not_one_of(delivery, "pending", "retrying"), skip)
+            if not ids:
+                return []
             await delivery_rows.discard(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
             await self._note(connection, by, "dead-letter discard", changed)
@@ -78,21 +79,37 @@ class DeadLetters:
         for app_id, ids in ids_by_app.items():
             await audit.add(connection, by, action, app_id, str(len(ids)), " ".join(ids))
 
-    def _check_not_deleted(self, delivery: Delivery) -> None:
+    def _cant_be_retried(self, delivery: Delivery) -> str | None:
+        fault = _not_one_of(delivery, "pending")
         endpoint = self._endpoints.known(delivery.endpoint_id)
-        if endpoint is None or endpoint.deleted_at is not None:
-            raise RecordError(f"{delivery.id} can't be retried: its webhook {delivery.endpoint_id} was deleted")
+        if fault is None and (endpoint is None or endpoint.deleted_at is not None):
+            return f"{delivery.id} can't be retried: its webhook {delivery.endpoint_id} was deleted"
+        return fault
 
 
 async def _deliveries(connection: AsyncConnection, ids: Sequence[str]) -> list[Delivery]:
-    """The deliveries with these ids, in their order. Raises RecordError if one is unknown."""
+    """The deliveries with these ids, in their order, without those that don't exist."""
     by_id = {delivery.id: delivery for delivery in await delivery_rows.find_by_ids(connection, ids)}
+    return [by_id[delivery_id] for delivery_id in ids if delivery_id in by_id]
+
+
+async def _possible(
+    connection: AsyncConnection, ids: Sequence[str], fault_of: Callable[[Delivery], str | None], skip: bool
+) -> list[str]:
+    """The ids of those without a fault. Raises RecordError for the first one with a fault, unless `skip`."""
+    faults = {delivery.id: fault_of(delivery) for delivery in await _deliveries(connection, ids)}
+    possible = []
     for delivery_id in ids:
-        if delivery_id not in by_id:
-            raise RecordError(f"there is no delivery with the id {delivery_id}")
-    return [by_id[delivery_id] for delivery_id in ids]
+        fault = faults.get(delivery_id, f"there is no delivery with the id {delivery_id}")
+        if fault is None:
+            possible.append(delivery_id)
+        elif not skip:
+            raise RecordError(fault)
+    return possible
 
 
-def _not_failed(delivery: Delivery) -> RecordError:
+def _not_one_of(delivery: Delivery, *states: str) -> str | None:
+    if delivery.dead_letter in states:
+        return None
     state = delivery.dead_letter or ("still being tried" if delivery.state == "waiting" else delivery.state)
-    return RecordError(f"{delivery.id} is not a failed delivery: it is {state}")
+    return f"{delivery.id} is not a failed delivery: it is {state}"

@@ -226,7 +226,14 @@ class Endpoints:
         self._check(msgspec.structs.replace(before, **values), None if before.pulled else asked_url)
         if url is not None and before.pin and url != before.url:
             values["pin"] = await self._capture_pin(url)
-        return await self._put(endpoint_id, values, "webhook change", by)
+
+        def changed(endpoint: Endpoint) -> Endpoint:
+            # Together with what another change did meanwhile.
+            after = msgspec.structs.replace(endpoint, **values)
+            self._check(after, None if after.pulled else after.url)
+            return after
+
+        return await self._replace(endpoint_id, changed, "webhook change", by)
 
     async def set_enabled(self, endpoint_id: str, enabled: bool, *, by: Actor | None = None) -> Endpoint:
         """A disabled endpoint gets no transitions from now on. Its waiting deliveries resume when it is enabled."""
@@ -238,10 +245,12 @@ class Endpoints:
 
     async def rotate(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Sets a new secret. Deliveries are also signed with the old one, for a day (OVERLAP_S)."""
-        before = self.get(endpoint_id)
-        until = self._clock() + OVERLAP_S
-        values = {"secret": secrets.token_hex(20), "previous_secret": before.secret, "previous_until": until}
-        return await self._put(endpoint_id, values, "webhook rotate", by)
+        new, until = secrets.token_hex(20), self._clock() + OVERLAP_S
+
+        def rotated(endpoint: Endpoint) -> Endpoint:
+            return msgspec.structs.replace(endpoint, secret=new, previous_secret=endpoint.secret, previous_until=until)
+
+        return await self._replace(endpoint_id, rotated, "webhook rotate", by)
 
     async def pin(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """From now on, accepts only the certificate that the receiver shows now."""

@@ -87,7 +87,7 @@ def check_wanted(endpoint: Endpoint) -> None:
 
 def _check_client_events(endpoint: Endpoint) -> None:
     names = endpoint.client_events
-    wrong = [name for name in names if not name.startswith("client-") or len(name) > _MAX_EVENT_CHARS]
+    wrong = [name for name in names if not name.startswith("client-") or len(name) > _MAX_EVENT_CHARS or "\0" in name]
     if wrong:
         raise RecordError(f"{wrong[0][:100]!r} can't be the name of a client event: it must begin with client-")
     if len(names) > _MAX_NAMES:
