@@ -60,7 +60,7 @@ cdef class WebSocket(Sink):
     cdef public object session
     cdef public object client_seen
 
-    cdef int place_after(self, bint full) noexcept
+    cdef int place_after(self, bint full, int place) noexcept
     cdef size_t read_size(self, bint bulk) noexcept
     cdef int take(self, const uint8_t* at, Py_ssize_t size) except -1
     cdef bint take_post(self, const uint8_t* at, Py_ssize_t size) except -1

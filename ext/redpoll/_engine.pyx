@@ -348,22 +348,22 @@ cdef class WebSocket(Sink):
                     size += more
             self.take(<const uint8_t*> PyByteArray_AS_STRING(read_buffer), size)
             if established and self.watched:
-                self.flusher.poller.move(self, self.place_after(size == asked))
+                self.flusher.poller.move(self, self.place_after(size == asked, place_of(self)))
         elif size == 0:
             self.end()
         elif errno != EAGAIN and errno != EINTR:
             self.broke()
         return 0
 
-    cdef int place_after(self, bint full) noexcept:
-        """Among which sockets it is served from now on. `full`: there was more than one read takes, so it comes after
-        those of which a read takes everything."""
+    cdef int place_after(self, bint full, int place) noexcept:
+        """Among which sockets it is served from now on; now it is in `place`. `full`: there was more than one read
+        takes, so it comes after those of which a read takes everything."""
         if full:
             return BULK
         if self.state != STATE_HTTP:
             return QUICK
         # A few requests delay nobody, and a further set costs a µs for each.
-        return REQUESTS if place_of(self) == REQUESTS or self.flusher.poller.unserved() > MANY else QUICK
+        return REQUESTS if place == REQUESTS or self.flusher.poller.unserved() > MANY else QUICK
 
     cdef size_t read_size(self, bint bulk) noexcept:
         """How much to read at most; `bulk`: the socket is in that set. What is left is reported again, after the
@@ -580,6 +580,13 @@ cdef class WebSocket(Sink):
         """A request on an HTTP connection asks for a WebSocket: `received` is its head and what follows."""
         if self.state != STATE_HTTP or not self.is_attached():
             raise RuntimeError("no HTTP connection to upgrade")
+        # Bytes behind an unanswered request had paused it.
+        self.resume_reading()
+        if self.unsent_chain != NULL:
+            # The response to that request: a pong to a ping that came too early, which is urgent, must not overtake it.
+            self.flusher.write_now(self)
+            if not self.is_attached():
+                return
         self.state = STATE_HEAD
         self.take_head(<const uint8_t*> PyBytes_AS_STRING(received), PyBytes_GET_SIZE(received))
 

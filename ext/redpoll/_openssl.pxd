@@ -28,6 +28,7 @@ cdef struct Functions:
     void (*SSL_free)(void* ssl) noexcept nogil
     void (*SSL_set_bio)(void* ssl, void* incoming, void* outgoing) noexcept nogil
     void (*SSL_set_accept_state)(void* ssl) noexcept nogil
+    void (*SSL_set_info_callback)(void* ssl, void* callback) noexcept nogil
     int (*SSL_do_handshake)(void* ssl) noexcept nogil
     int (*SSL_read)(void* ssl, void* to, int size) noexcept nogil
     int (*SSL_write)(void* ssl, const void* at, int size) noexcept nogil

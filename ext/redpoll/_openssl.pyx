@@ -157,6 +157,7 @@ NAMES = (
     b"SSL_free",
     b"SSL_set_bio",
     b"SSL_set_accept_state",
+    b"SSL_set_info_callback",
     b"SSL_do_handshake",
     b"SSL_read",
     b"SSL_write",

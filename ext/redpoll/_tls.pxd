@@ -81,5 +81,7 @@ cdef class OpenSslSocket(TlsSocket):
     cdef Context context_used
     # Owned: encrypted bytes that were received and not looked at, or None.
     cdef bytes rest
+    # Of the handshake and of key updates, so far.
+    cdef int handshake_steps
 
     cdef int emit_out(self) except -1

@@ -54,6 +54,9 @@ cdef enum:
     MAX_UNREAD_BYTES = 65536
     # Room for encrypted bytes that is kept.
     KEPT_OUT_BYTES = 262144
+    # Steps of the handshake and of key updates, of which a client that keeps its keys for a whole connection needs 20.
+    # Each key update costs 12 µs, and OpenSSL takes as many as come.
+    MAX_HANDSHAKE_STEPS = 512
 
     # Of OpenSSL 3 (bio.h, ssl.h).
     BIO_TYPE_SOURCE_SINK = 0x0400
@@ -61,6 +64,7 @@ cdef enum:
     BIO_FLAGS_SHOULD_RETRY = 0x08
     BIO_FLAGS_OF_RETRIES = 0x0F
     BIO_CTRL_FLUSH = 11
+    SSL_CB_ACCEPT_LOOP = 0x2001
     SSL_ERROR_WANT_READ = 2
     SSL_ERROR_ZERO_RETURN = 6
 
@@ -309,7 +313,7 @@ cdef class TlsSocket(Transport):
             self.close()
             return 0
         if established:
-            self.poller.move(self, connection.place_after(total == asked))
+            self.poller.move(self, connection.place_after(total == asked, place_of(self)))
         if self.more and not self.held:
             self.come_again()
         return 0
@@ -572,11 +576,21 @@ cdef char* out = NULL
 cdef Py_ssize_t out_size = 0
 cdef Py_ssize_t out_capacity = 0
 cdef void* bio_method = NULL
+# Of the connection whose step it is, so far.
+cdef int handshake_steps = 0
+
+
+cdef void count_step(const void* ssl, int where, int value) noexcept nogil:
+    global handshake_steps
+    if where == SSL_CB_ACCEPT_LOOP:
+        handshake_steps += 1
 
 
 cdef int read_incoming(void* bio, char* to, int size) noexcept:
     global incoming_at, incoming_left
     openssl.BIO_clear_flags(bio, BIO_FLAGS_OF_RETRIES)
+    if handshake_steps > MAX_HANDSHAKE_STEPS:
+        return -1
     if incoming_left == 0 or size <= 0:
         openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY)
         return -1
@@ -654,12 +668,14 @@ cdef class OpenSslSocket(TlsSocket):
         # It owns the BIO from now on: one reference for both directions.
         openssl.SSL_set_bio(self.ssl, bio, bio)
         openssl.SSL_set_accept_state(self.ssl)
+        openssl.SSL_set_info_callback(self.ssl, <void*> count_step)
         return 0
 
     cdef int feed(self, const uint8_t* at, Py_ssize_t size) except -1:
-        global incoming_at, incoming_left, out_size
+        global incoming_at, incoming_left, out_size, handshake_steps
         # After a step that failed, what another connection encrypted would be left.
         out_size = 0
+        handshake_steps = self.handshake_steps
         if at == NULL and self.rest is not None:
             # Kept until the end of the step.
             at = <const uint8_t*> PyBytes_AS_STRING(self.rest)
@@ -698,6 +714,7 @@ cdef class OpenSslSocket(TlsSocket):
 
     cdef int encrypt(self, const char* at, Py_ssize_t size) except -1:
         global out_size
+        out_size = 0
         if openssl.SSL_write(self.ssl, at, <int> size) != size:
             openssl.ERR_clear_error()
             out_size = 0
@@ -706,6 +723,8 @@ cdef class OpenSslSocket(TlsSocket):
         return self.emit_out()
 
     cdef int shut(self) except -1:
+        global out_size
+        out_size = 0
         # It wants the peer's close_notify, too. Ours is made.
         openssl.SSL_shutdown(self.ssl)
         openssl.ERR_clear_error()
@@ -716,6 +735,7 @@ cdef class OpenSslSocket(TlsSocket):
         cdef Py_ssize_t left = incoming_left
         # Before anything can fail: `rest` or the next read would be gone.
         incoming_left = 0
+        self.handshake_steps = handshake_steps
         self.rest = PyBytes_FromStringAndSize(<const char*> incoming_at, left) if left else None
         return self.emit_out()
 

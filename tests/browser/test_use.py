@@ -4,7 +4,9 @@ events.
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,6 +18,7 @@ from browser.lively import PASSWORD, PATIENCE_MS, Lively, chromium, lively, logg
 from browser.watch import Watch
 from helpers.broken_proxy import BrokenProxy
 from helpers.ports import reserved_ports
+from helpers.server import Server
 from helpers.wire import Api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -195,6 +198,22 @@ async def test_times_are_shown_and_entered_in_the_readers_time_zone(life: Lively
     await expect(page.locator("#fault-until")).to_be_visible()
     await expect(page.locator("#until-at")).to_have_value("2001-01-01T00:00:07")
     await expect(page.locator("#correlation_id")).to_have_value("story-3")
+
+
+async def test_console_comes_back_by_itself_when_the_control_process_was_killed(browser: Browser) -> None:
+    """The new process knows nothing of the page's connection, and ends its subscription. The page connects again."""
+    socket_id = "() => Pusher.instances[0].connection.socket_id"
+    with Server(workers=1, admin_password=PASSWORD) as server:
+        async with logged_in(browser, server) as context, Api(server) as api:
+            page = await context.new_page()
+            await page.goto(f"{server.control_url}/dashboard/apps/{server.app_id}/console")
+            await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
+            before = await page.evaluate(socket_id)
+            os.kill(server.control_pid, signal.SIGKILL)
+            await page.wait_for_function(f"(before) => ![before, undefined].includes(({socket_id})())", arg=before)
+            await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
+            await api.publish("news", "goal", "{}")
+            await expect(page.locator("#console-list")).to_contain_text("goal", timeout=PATIENCE_MS)
 
 
 async def test_console_stays_responsive_under_thousands_of_events(life: Lively, context: BrowserContext) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -393,6 +394,44 @@ async def test_an_older_protocol_is_refused(served, wait_until):
     client.sock.close()
     await wait_until(lambda: served.settled)
     assert "SSL" in served.settled[0]
+
+
+@pytest.mark.skipif(bool(_openssl.missing()), reason="OpenSSL counts no key updates for Python's module")
+@pytest.mark.parametrize("asks", [0, 1], ids=["alone", "asking for ours"])
+async def test_a_client_may_renew_its_keys_but_not_without_end(recorder, certificate, head, wait_until, asks):
+    """OpenSSL takes all that come with one read: 600 cost 7 ms."""
+    served = Served(recorder, certificate, OpenSslSocket)
+    ws, client = served.accept()
+    client.sock.setblocking(True)
+    library = ctypes.CDLL("libssl.so.3")
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    tls = ctypes.c_void_p(library.SSL_new(context))
+
+    def renew(count):
+        for _ in range(count):
+            assert library.SSL_key_update(tls, asks) == 1
+            if library.SSL_do_handshake(tls) != 1:
+                return False
+        return True
+
+    def begin():
+        assert library.SSL_set_fd(tls, client.sock.fileno()) == 1
+        assert library.SSL_connect(tls) == 1
+        assert library.SSL_write(tls, head, len(head)) == len(head)
+        return renew(100)
+
+    assert await asyncio.wait_for(asyncio.to_thread(begin), 60)
+    await wait_until(lambda: ws.state == OPEN)
+    text = b"\x81\x82\0\0\0\0hi"
+    assert await asyncio.to_thread(library.SSL_write, tls, text, len(text)) == len(text)
+    await wait_until(lambda: texts(ws) == [b"hi"])
+    assert not await asyncio.wait_for(asyncio.to_thread(renew, 100_000), 60)
+    await wait_until(lambda: served.poller.sockets == 0)
+    library.SSL_free(tls)
+    library.SSL_CTX_free(context)
+    await end(served, wait_until)
 
 
 # -- session tickets -------------------------------------------------------------------------------------------

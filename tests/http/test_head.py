@@ -40,6 +40,7 @@ def test_what_a_head_says_about_its_request(headers, announced, expects, websock
         ("1.0", [HOST, (b"Transfer-Encoding", b"chunked")], 400),
         ("2.0", [HOST], 400),
         ("1.1", [HOST, (b"Transfer-Encoding", b"gzip, chunked")], 400),
+        ("1.1", [HOST, (b"Content-Length", b"0" * 5_000 + b"5")], 400),
         ("1.1", [HOST, (b"Expect", b"200-ok")], 417),
         ("1.1", [HOST] + [(b"X", b"")] * MAX_HEADERS, 431),
     ],

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from redpoll.protocol.apps import App, Key
-from redpoll.protocol.handshake import Refusal, check, origin_allowed, recovers
+from redpoll.protocol.handshake import Refusal, check, origin_allowed, recovers, split_target
 
 APP = App(id="1", name="x", keys=(Key(key="aa", secret="01"), Key(key="off", secret="02", enabled=False)))
 DISABLED = App(id="2", name="y", keys=(Key(key="bb", secret="01"),), enabled=False)
@@ -25,6 +25,22 @@ def outcome(path, query=None, origin=None, secure=False):
 @pytest.mark.parametrize("path", ["/app/aa", "/app/aa/", "/ws/app/aa", "/a/b/app/aa", "/app/%61%61", "//app/aa"])
 def test_any_prefix_leads_to_the_app(path):
     assert outcome(path) is APP
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        ("/app/aa?b=%41&b=2&c#d?e=1", "/app/aa", {"b": "2", "c": ""}),
+        ("//app/aa", "//app/aa", {}),
+        ("http://h:1/app/aa?b=1", "/app/aa", {"b": "1"}),
+        ("//[/app/aa", "//[/app/aa", {}),
+        ("http://[x/app/aa", "/app/aa", {}),
+        ("*", "/", {}),
+        ("", "/", {}),
+    ],
+)
+def test_a_target_is_split_whatever_its_form(target, path, query):
+    assert split_target(target) == (path, query)
 
 
 @pytest.mark.parametrize(

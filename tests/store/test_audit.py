@@ -24,3 +24,17 @@ async def test_oldest_entries_are_removed_at_the_maximum(connection, monkeypatch
     rows = await audit.find(connection, limit=1_000)
     assert len(rows) == 50
     assert rows[0].target == "t199"
+    await audit.add_many(connection, Actor("admin"), "did", [("", f"m{at}", "") for at in range(20)])
+    assert [row.target for row in await audit.find(connection, limit=1_000)][-1] == "t170"
+
+
+async def test_logins_push_out_no_changes(connection, monkeypatch):
+    """Whoever may log in can log in and out all day, and failed logins are everybody's."""
+    monkeypatch.setattr(audit, "MAX_ROWS", 50)
+    monkeypatch.setattr(audit, "MAX_LOGINS", 10)
+    await audit.add(connection, Actor("admin"), "app delete", target="t")
+    for at in range(299):
+        await audit.add(connection, Actor("vera"), ("logged in", "login failed", "logged out")[at % 3], target=f"t{at}")
+    rows = await audit.find(connection, limit=1_000)
+    assert ([row.target for row in rows[:2]], len(rows)) == (["t298", "t297"], 11)
+    assert (rows[-1].action, rows[-1].target) == ("app delete", "t")

@@ -570,8 +570,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "32 bytes in base64 (`openssl rand -base64 32`) from which `/auth` derives the shared secret of each "
-            "encrypted channel. Use the same key in your back end. Empty: `/auth` returns no shared secret. Has no "
-            "flag.",
+            "encrypted channel. Use the same key in your back end. It is one key for all apps: leave it empty if your "
+            "apps have different owners. Empty: `/auth` returns no shared secret. Has no flag.",
             secret=True,
         ),
     ] = ""

@@ -22,6 +22,8 @@ __all__ = [
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_HEADERS: Final = 100
+# int() refuses thousands of them, also of zeros.
+_MAX_LENGTH_DIGITS: Final = 20
 
 # The kind of a header field: its place in FieldTable.names if it is passed on, else one of these.
 _IGNORE, _HOST, _LENGTH, _ENCODING, _EXPECT, _UPGRADE, _FORWARDED = -1, 100, 101, 102, 103, 104, 105
@@ -106,6 +108,8 @@ def read_head(version: str, headers: Sequence[tuple[bytes, bytes]], table: Field
             if table.host is not None:
                 fields.append((table.host, value))
         elif kind == _LENGTH:
+            if len(value) > _MAX_LENGTH_DIGITS:
+                raise HeadFault(400, "not an HTTP request: Content-Length has too many digits")
             announced = int(value)
         elif kind == _ENCODING:
             if chunked or value.lower() != b"chunked":

@@ -5,14 +5,14 @@ The engine checks what RFC 6455 demands; the worker checks that it has room and 
 
 import re
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code, close_reason
 
-__all__ = ["Refusal", "admits_origin", "check", "origin_allowed", "recovers"]
+__all__ = ["Refusal", "admits_origin", "check", "origin_allowed", "recovers", "split_target"]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
@@ -31,6 +31,16 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
     code: int
     message: str
+
+
+def split_target(target: str) -> tuple[str, dict[str, str]]:
+    """The path of a request's target, as requested, and its query decoded, with the last value of each name."""
+    target = target.partition("#")[0]
+    if not target.startswith("/"):
+        # The absolute form, http://host/path (RFC 9112 section 3.2.2).
+        target = f"/{target.partition('://')[2].partition('/')[2]}"
+    path, _, query = target.partition("?")
+    return path, {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
 
 def check(

@@ -1,4 +1,5 @@
-"""The audit log in the record store: who changed what. Rows are only added; the oldest are removed at MAX_ROWS.
+"""The audit log in the record store: who changed what. Rows are only added; the oldest are removed, those of logins at
+MAX_LOGINS and the others at MAX_ROWS. Anybody can make rows of logins, so these must not push out others.
 
 The row of a change is added in the change's transaction, so the store has both or neither. Its action is the verb of
 the command line for this change, also when the dashboard made it.
@@ -14,10 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import audit
 
-__all__ = ["COMMAND_LINE", "MAX_ROWS", "Actor", "Entry", "add", "add_many", "find"]
+__all__ = ["COMMAND_LINE", "MAX_LOGINS", "MAX_ROWS", "Actor", "Entry", "add", "add_many", "find"]
 
 # Years of what people do by hand; a week at 10 changes a minute.
 MAX_ROWS: Final = 100_000
+MAX_LOGINS: Final = 20_000
+_LOGINS: Final = ("logged in", "login failed", "logged out")
 # The oldest rows are removed each time this many rows were added.
 _PRUNE_EVERY: Final = 100
 # Columns of 64 characters (schema.py), and what is kept of the two texts.
@@ -61,7 +64,15 @@ async def add(
     done = await connection.execute(sa.insert(audit).values(_values(by, action, app_id, target, detail)))
     (number,) = done.inserted_primary_key or (0,)
     if number % _PRUNE_EVERY == 0:
-        await connection.execute(sa.delete(audit).where(audit.c.number <= number - MAX_ROWS))
+        await _prune(connection)
+
+
+async def _prune(connection: AsyncConnection) -> None:
+    is_login = audit.c.action.in_(_LOGINS)
+    for kind, kept in ((is_login, MAX_LOGINS), (~is_login, MAX_ROWS)):
+        newest = sa.select(audit.c.number).where(kind).order_by(audit.c.number.desc())
+        first_too_many = newest.limit(1).offset(kept).scalar_subquery()
+        await connection.execute(sa.delete(audit).where(kind, audit.c.number <= first_too_many))
 
 
 async def add_many(
@@ -71,8 +82,7 @@ async def add_many(
     rows = [_values(by, action, *change) for change in changes]
     if rows:
         await connection.execute(sa.insert(audit), rows)
-        newest = sa.select(sa.func.max(audit.c.number)).scalar_subquery()
-        await connection.execute(sa.delete(audit).where(audit.c.number <= newest - MAX_ROWS))
+        await _prune(connection)
 
 
 def _values(by: Actor, action: str, app_id: str, target: str, detail: str) -> dict[str, object]:

@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import parse_qs, urlsplit
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -131,7 +130,7 @@ class Socket:
         self._wire.send_response(response)
         if response.status_code != 101:
             return
-        house, (path, query) = self._house, _location(request.path)
+        house, (path, query) = self._house, handshake.split_target(request.path)
         outcome = handshake.check(path, query, request.headers.get("Origin"), house.app_of_key, secure=False)
         if not isinstance(outcome, handshake.Refusal):
             space = house.hub.spaces[outcome.id]
@@ -230,10 +229,3 @@ def upgrade_fault(method: bytes, version: bytes, headers: Mapping[bytes, bytes])
     if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
         return 400, "an upgrade has no body"
     return None
-
-
-def _location(target: str) -> tuple[str, Mapping[str, str]]:
-    """Path as requested, and query decoded, with the last value of each name."""
-    parts = urlsplit(target)
-    query = parse_qs(parts.query, keep_blank_values=True)
-    return parts.path, {name: values[-1] for name, values in query.items()}

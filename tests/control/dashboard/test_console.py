@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from redpoll.cluster.questions import Unsubscribe
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.protocol.auth import channel_fault
@@ -56,7 +57,7 @@ async def test_only_socket_ids_are_signed_and_remembered(browser):
 
 @pytest.fixture
 async def asked(redis, monkeypatch):
-    """What control asks the workers to close: sets of (app id, socket id) by `asked()`."""
+    """Whose console control asks the workers to end: sets of (app id, socket id) by `asked()`."""
     monkeypatch.setattr("redpoll.control.dashboard.console._CHECK_EVERY_S", 0.01)
     link = Link(redis.url)
     heard = []
@@ -67,7 +68,11 @@ async def asked(redis, monkeypatch):
     link.subscribe((Keys("rp").sys,), done.set_result)
     await done
     # It asks again if the answers don't arrive in time.
-    yield lambda: {(message["app"], message["socket"]) for message in heard if message["type"] == "CloseSocket"}
+    yield lambda: {
+        (message["app"], message["socket"])
+        for message in heard
+        if message["type"] == "Unsubscribe" and message["channel"] == CONSOLE and message["at_s"]
+    }
     await link.close()
 
 
@@ -93,7 +98,8 @@ async def test_connections_of_ended_sessions_do_not_wait_until_displaced_ones_ar
     closing = set()
 
     async def ask(question):
-        closing.add((question.app, question.socket))
+        if isinstance(question, Unsubscribe):
+            closing.add((question.app, question.socket))
         await asyncio.Event().wait()
 
     monkeypatch.setattr(plane.plane.dashboard.survey, "ask", ask)

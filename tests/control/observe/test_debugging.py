@@ -44,6 +44,18 @@ async def test_each_request_of_the_app_has_a_line_with_its_answer_if_refused(pla
     assert third["status"] == 401
 
 
+async def test_tokens_in_queries_are_in_no_line(plane, lines, sign):
+    """An EventSource can't send headers, so somebody tries it on other paths, and looks why it fails."""
+    await plane.records.debug("3", time.time() + 60, "")
+    assert (await plane.ask("GET", "/apps/3/channels?Token=S3CRET&limit=1")).status == 401
+    assert (
+        await plane.ask("GET", sign("GET", "/apps/3/channels", params={"token": "S3CRET"}, secret="no"))
+    ).status == 401
+    for line in shown(lines):
+        assert "oken=…" in line["query"]
+        assert "S3CRET" not in str(line)
+
+
 async def test_of_one_connection_only_requests_that_name_it_count(plane, lines):
     await plane.records.debug("3", time.time() + 60, "1.2")
     await plane.trigger()

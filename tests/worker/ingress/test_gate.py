@@ -108,6 +108,14 @@ class TestUpgrades:
         client = await bench.open(worker, f"/behind/a/proxy/app/{KEY}?protocol=7")
         assert (await client.next())["event"] == "pusher:connection_established"
 
+    @pytest.mark.parametrize("before", ["//[", "//[x]", "http://[", "http://h:port"])
+    async def test_what_is_no_url_before_app_is_a_prefix_too(self, bench, before):
+        worker = await bench.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(UPGRADE.format(path=f"{before}/app/{KEY}").encode())
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 101 ")
+        writer.close()
+
     async def test_connection_may_list_upgrade_among_others(self, bench):
         worker = await bench.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)

@@ -594,6 +594,27 @@ async def test_a_later_upgrade_becomes_a_websocket_in_place(open_wire, control, 
     assert (await other.next())[0] == 426
 
 
+async def test_a_websocket_after_a_request_reads_on_though_bytes_came_before_its_answer(open_wire, control, wait_until):
+    control.answer = lambda request: None
+    wire = await open_wire()
+    wire.send(GET % 1 + UPGRADE)
+    await wait_until(lambda: control.requests)
+    # A ping, masked with zeros. It comes while the request isn't answered.
+    wire.send(b"\x89\x82\0\0\0\0hi")
+    # Whoever comes later is answered later.
+    other = await open_wire(wire.worker)
+    other.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (await other.next())[0] == 200
+    control.send(control.requests[0], control.echo(control.requests[0]))
+    async with asyncio.timeout(60):
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert await wire.reader.readexactly(18) == b"GET /1 0 127.0.0.1"
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        await wire.reader.readuntil(b"\x8a\x02hi")
+        wire.send(b"\x89\x82\0\0\0\0ho")
+        await wire.reader.readuntil(b"\x8a\x02ho")
+
+
 async def test_an_upgrade_to_another_protocol_is_answered_in_http_1_1(open_wire, control):
     wire = await open_wire()
     h2c = b"POST /h2c HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 4\r\n\r\n"

@@ -6,8 +6,10 @@ module signs the subscription with a key that the app's record has for this purp
 renews this when it subscribes and every 30 s.
 
 A subscription outlives the session that was allowed to make it. So this module remembers the console's connections, and
-closes them within seconds when their session ends, when their page no longer renews, or when their session has opened
-too many others. It signs and remembers real socket ids only.
+ends their subscription within seconds when their session ends, when their page no longer renews, or when their session
+has opened too many others. Those of an earlier control process are ended too, because nothing is known of them. A page
+whose subscription was ended connects again, and is asked for its session again. Nothing else of a connection is
+touched: the ids that pages name are theirs to choose.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
-from redpoll.cluster.questions import CloseSocket
+from redpoll.cluster.questions import ListConnections, Unsubscribe
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.api import Api
 from redpoll.control.dashboard.access import AccessControl, Visit
@@ -51,6 +53,8 @@ _WATCHED_S: Final = 60.0
 _LEASE_S: Final = 180.0
 _CHECK_EVERY_S: Final = 3.0
 _MAX_LEASES: Final = 1_000
+# Of one worker, at a time.
+_MAX_FOUND: Final = 500
 # Of one session, which has a console open in as many tabs.
 _MAX_LEASES_EACH: Final = 20
 # A page renews twice a minute, and asks for a signature when it connects.
@@ -80,17 +84,21 @@ class ConsolePages:
         self._survey = survey
         # (app id, socket id) -> hash of the session, and when (monotonic) its page must have renewed it.
         self._leases: dict[tuple[str, str], tuple[str, float]] = {}
-        # (app id, socket id) of leases that others have displaced. Their connections have to be closed.
+        # (app id, socket id) of leases that others have displaced, and of unknown ones, to be ended.
         self._displaced: dict[tuple[str, str], None] = {}
         # Hash of a session -> its renewals, less those that time has forgiven, and when (monotonic) that was.
         self._renewals: dict[str, tuple[float, float]] = {}
         self._checking: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._ending_unknown: asyncio.Task[None] | None = None
         self._access = access
         self._records = records
         self._api = api
         self._tracer = tracer
         self._address = address
+
+    def start(self) -> None:
+        self._ending_unknown = asyncio.create_task(self._end_unknown(), name="consoles of an earlier process")
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -175,6 +183,9 @@ class ConsolePages:
         elif len(self._leases) >= _MAX_LEASES:
             self._displace(next(iter(self._leases)))
         self._leases[key] = session, time.monotonic() + _LEASE_S
+        self._check_on()
+
+    def _check_on(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name="console connections")
 
@@ -196,8 +207,21 @@ class ConsolePages:
             except TimeoutError:
                 pass
             self._wake.clear()
-            # All at once: while a worker hangs, each close takes 2 s.
-            await asyncio.gather(*(self._close(key) for key in [*await self._ended(), *self._displaced]))
+            # All at once: while a worker hangs, each takes 2 s.
+            await asyncio.gather(*(self._end(key) for key in [*await self._ended(), *self._displaced]))
+
+    async def _end_unknown(self) -> None:
+        found = _MAX_FOUND
+        while found >= _MAX_FOUND:
+            await asyncio.sleep(_CHECK_EVERY_S)
+            with contextlib.suppress(Unavailable):
+                pages = await self._survey.ask(ListConnections("", channel=CONSOLE, limit=_MAX_FOUND))
+                known = self._leases.keys() | self._displaced.keys()
+                rows = [(row["app"], row["socket"]) for page in pages.values() for row in page["connections"]]
+                self._displaced |= dict.fromkeys(row for row in rows if row not in known)
+                self._check_on()
+                # Without an answer, no worker runs yet.
+                found = max((len(page["connections"]) for page in pages.values()), default=_MAX_FOUND)
 
     async def _ended(self) -> list[tuple[str, str]]:
         """The leases whose session or time is over."""
@@ -215,20 +239,22 @@ class ConsolePages:
             if session_hash in sessions - open_sessions or until <= now
         ]
 
-    async def _close(self, key: tuple[str, str]) -> None:
-        """Closes a connection, and forgets it. If a worker doesn't answer, the next round asks again."""
+    async def _end(self, key: tuple[str, str]) -> None:
+        """Ends the subscription of a connection, and forgets it. A signature that it has opens the channel no more. If
+        a worker doesn't answer, the next round asks again."""
         app_id, socket_id = key
         lease = self._leases.get(key)
         with contextlib.suppress(Unavailable):
-            await self._survey.ask(CloseSocket(app_id, socket_id))
+            await self._survey.ask(Unsubscribe(app_id, CONSOLE, "", socket_id, int(time.time()), granted=False))
             self._displaced.pop(key, None)
             if self._leases.get(key) == lease:
                 self._leases.pop(key, None)
 
     async def finish(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        tasks = [task for task in (self._checking, self._ending_unknown) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def publish(self, visit: Visit) -> Response:
         """POST …/console/publish: channel, name, data. Responds with `{"fault": {field: sentence}}` or `{"trace_id"}`.

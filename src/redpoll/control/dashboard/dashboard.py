@@ -155,6 +155,7 @@ class Dashboard:
         self.sampler.timed = tuple(timed)
         self.sampler.times_by_app = times_by_app
         self.sampler.start()
+        self._console.start()
 
     def check_sessions(self) -> None:
         """Users or sessions may have changed on another machine."""

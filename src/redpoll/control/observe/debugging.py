@@ -32,7 +32,7 @@ _MAX_LINES_PER_READ: Final = 500
 _KEPT_S: Final = 60
 _SOCKET_ID: Final = re.compile(r"[0-9]{1,19}\.[0-9]{1,19}").fullmatch
 # Of a query, the values that aren't logged.
-_SECRET_PARAMS: Final = re.compile(r"((?:auth_signature|body_md5)=)[^&]*")
+_SECRET_PARAMS: Final = re.compile(r"((?:auth_signature|body_md5|token)=)[^&\\\"]*", re.IGNORECASE)
 
 
 class ControlDebugging(DebugLog):
@@ -61,7 +61,8 @@ class ControlDebugging(DebugLog):
             fields["body"] = debug_text(request.body)
         if response.status >= 400:
             # Answers with a lower status may contain secrets.
-            fields["answer"] = debug_text(response.body)
+            # One for a wrong signature repeats the query.
+            fields["answer"] = _SECRET_PARAMS.sub(r"\1…", debug_text(response.body))
         self.line(app_id, chosen, "request answered", **fields)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 from redpoll import _frame
 from redpoll._engine import CLOSED
@@ -432,9 +432,8 @@ def _read(request: Head) -> _Upgrade:
 
 
 def _location(target: bytes) -> tuple[str, Mapping[str, str]]:
-    parts = urlsplit(target.decode("latin-1"))
-    query = parse_qs(parts.query, keep_blank_values=True)
-    return parts.path, MappingProxyType({name: values[-1] for name, values in query.items()})
+    path, query = handshake.split_target(target.decode("latin-1"))
+    return path, MappingProxyType(query)
 
 
 # All clients of an app and library ask for the same target, and parsing it takes 10 µs.

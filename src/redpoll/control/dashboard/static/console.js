@@ -6,6 +6,7 @@
   const WATCH_MS = 30000;
   // The session has ended, or belongs to another login.
   const SESSION_ENDED = [401, 403];
+  const AGAIN_MS = 10_000;
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
 
   document.addEventListener("DOMContentLoaded", () => {
@@ -124,7 +125,19 @@
       if (current !== "connected" && current !== "disconnected") state(current === "connecting" ? "Connecting…" : `Not connected (${current})`, current === "connecting" ? "" : "off");
     });
     channel.bind("pusher:subscription_succeeded", () => state("Live", "on"));
-    channel.bind("pusher:subscription_error", (fault) => (SESSION_ENDED.includes(fault.status) ? ended() : state(`Refused: ${fault.error || fault.status}`, "off")));
+    // The server ends the subscriptions that it knows nothing of, such as after its restart. On a new connection the page's
+    // session is asked for again; if that has ended, the second refusal says so.
+    let refusedAt = -Infinity;
+    channel.bind("pusher:subscription_error", (fault) => {
+      const isAgain = performance.now() - refusedAt < AGAIN_MS;
+      refusedAt = performance.now();
+      if (!SESSION_ENDED.includes(fault.status)) state(`Refused: ${fault.error || fault.status}`, "off");
+      else if (isAgain) ended();
+      else {
+        pusher.disconnect();
+        pusher.connect();
+      }
+    });
     channel.bind("event", received);
     // The server copies events to this channel only while the dashboard keeps asking for them.
     setInterval(async () => {
