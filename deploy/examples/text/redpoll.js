@@ -206,6 +206,7 @@ function redpoll(pusher) {
       if (frame.event === "pusher:error") return refused(frame.data.message);
       const channel = channels.get(frame.channel);
       if (!channel) return null;
+      if (isEarly(frame, channel)) return { isEarly: true };
       if (frame.offset) {
         if (channel.position) channel.position.offset = frame.offset;
       } else if (frame.event === SUCCEEDED || frame.event === "pusher:position") {
@@ -223,6 +224,13 @@ function redpoll(pusher) {
     return null;
   }
 
+  // Of an earlier subscription to the channel on this connection: what is stored comes once more after the success.
+  function isEarly({ event, channel: name, offset }, { wanted, position }) {
+    const asks = position || wanted.since || wanted.rewind;
+    const { subscribed } = pusher.channel(name) || {};
+    return Boolean(asks && !subscribed && (offset || event === "pusher:position"));
+  }
+
   function refused(message) {
     for (const [name, channel] of channels) {
       if (message.startsWith(`No history of channel ${name}: `)) settle(channel, "reject", new Error(message));
@@ -236,10 +244,11 @@ function redpoll(pusher) {
     transport.redpoll = true;
     const emit = transport.emit;
     transport.emit = function (event, data, ...more) {
-      const success = event === "message" ? look(data.data) : null;
+      const seen = event === "message" ? look(data.data) : null;
+      if (seen && seen.isEarly) return transport;
       const result = emit.call(transport, event, data, ...more);
-      const channel = success && pusher.channel(success.name);
-      if (channel) channel.emit("pusher:position", success.position);
+      const channel = seen && pusher.channel(seen.name);
+      if (channel) channel.emit("pusher:position", seen.position);
       return result;
     };
   }

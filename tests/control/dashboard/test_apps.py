@@ -5,7 +5,7 @@ from html import unescape
 
 import pytest
 
-from redpoll.protocol.apps import SETTINGS
+from redpoll.protocol.apps import SETTINGS, App
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -24,6 +24,23 @@ async def test_created_app_works_at_once_and_is_in_the_audit_log(plane, browser)
         page = (await browser.get(path)).body
         assert b"<script>alert" not in page, path
         assert b"&lt;script&gt;alert" in page, path
+
+
+async def test_many_apps_have_pages_and_a_search(plane, browser):
+    apps = [App(id=f"many-{number:03}", name=f"Many {number:03}", keys=()) for number in range(600)]
+    for app in apps:
+        plane.records.apps[app.id] = app
+    page = (await browser.get("/dashboard/apps?find=MANY&page=5")).body.decode()
+    assert "Many 599" in page
+    assert "Many 499" not in page
+    assert "600 apps" in page
+    assert "many-123" in (await browser.get("/dashboard/apps?find=y-123")).body.decode()
+    assert "No matching apps" in (await browser.get("/dashboard/apps?find=nothing")).body.decode()
+    # Lists to choose from would have all of them.
+    for path in ("/dashboard", "/dashboard/audit"):
+        page = (await browser.get(f"{path}?app=many-007")).body.decode()
+        assert "Many 008" not in page
+        assert 'value="many-007"' in page
 
 
 async def test_invalid_name_is_reported_at_its_field(browser):

@@ -10,6 +10,7 @@ from typing import Final
 from redpoll.control.commands.app_write import delete_app
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.forms import Form
+from redpoll.control.dashboard.pages import part_of
 from redpoll.control.dashboard.setup import PublicAddress, snippets
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
@@ -19,6 +20,8 @@ from redpoll.protocol.apps import SETTINGS, App, Setting, Value, parse_setting
 from redpoll.protocol.errors import ApiError
 
 __all__ = ["AppPages"]
+
+_PAGE: Final = 100
 
 # How the page groups the settings. Settings that are in no group appear under the last heading.
 _GROUPS: Final = (
@@ -70,8 +73,11 @@ class AppPages:
         ]
 
     async def show_all(self, visit: Visit) -> Response:
-        """GET /dashboard/apps."""
-        return visit.page("apps.html", apps=visit.apps)
+        """GET /dashboard/apps; `find` in names and ids, `page`."""
+        find = visit.query.get("find", "").strip()
+        word = find.casefold()
+        found = [app for app in visit.apps if word in app.name.casefold() or word in app.id.casefold()]
+        return visit.page("apps.html", part=part_of(found, visit.query.get("page", ""), _PAGE), find=find)
 
     async def new(self, visit: Visit) -> Response:
         return visit.page("app_new.html", form=Form())

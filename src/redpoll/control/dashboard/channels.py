@@ -13,6 +13,7 @@ from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.connections import ConnectionPages
 from redpoll.control.dashboard.exports import Exports
 from redpoll.control.dashboard.jobs import Progress
+from redpoll.control.dashboard.pages import part_of
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.protocol.apps import App
@@ -46,25 +47,15 @@ class ChannelPages:
         """GET …/channels; `prefix`, `page`."""
         app = visit.app
         prefix = visit.query.get("prefix", "").strip()
-        page = visit.query.get("page", "")
-        at = int(page) if page.isascii() and page.isdecimal() and len(page) < 6 else 0
         rows: list[dict[str, Any]] = []
-        total, fault = 0, ""
+        part, fault = part_of((), "", _PAGE), ""
         try:
-            names = await self._names(app, prefix)
-            total = len(names)
-            at = min(at, max(0, total - 1) // _PAGE)
-            rows = await self._rows(app, names[at * _PAGE : (at + 1) * _PAGE])
+            part = part_of(await self._names(app, prefix), visit.query.get("page", ""), _PAGE)
+            rows = await self._rows(app, list(part.items))
         except Unavailable as error:
             fault = str(error)
-        pages: dict[str, Any] = {
-            "before": at - 1 if at else None,
-            "after": at + 1 if (at + 1) * _PAGE < total else None,
-        }
-        here = f"/dashboard/apps/{app.id}/channels?{urlencode({'prefix': prefix, 'page': at})}"
-        return visit.page(
-            "channels.html", app=app, rows=rows, total=total, prefix=prefix, fault=fault, here=here, **pages
-        )
+        here = f"/dashboard/apps/{app.id}/channels?{urlencode({'prefix': prefix, 'page': part.at})}"
+        return visit.page("channels.html", app=app, rows=rows, part=part, prefix=prefix, fault=fault, here=here)
 
     async def _names(self, app: App, prefix: str) -> list[str]:
         return [name async for names in self._occupancy.channels(app.id, prefix) for name in names]

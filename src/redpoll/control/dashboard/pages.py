@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -25,7 +25,7 @@ from redpoll.protocol.errors import ApiError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["SECURITY", "Pages", "StaticFiles", "iso", "path_to"]
+__all__ = ["SECURITY", "Pages", "Part", "StaticFiles", "iso", "part_of", "path_to"]
 
 _HTML: Final = b"Content-Type: text/html; charset=utf-8\r\n"
 # Headers of every response of the dashboard.
@@ -187,3 +187,23 @@ def _policy(sockets: Iterable[str]) -> bytes:
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
         f"connect-src {connect}; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     )
+
+
+class Part(NamedTuple):
+    """Some `items` of a list of `total`: those of the page `at`, counted from 0. `before` and `after` are the pages
+    beside it, None if there is none."""
+
+    items: Sequence[Any]
+    total: int
+    at: int
+    before: int | None
+    after: int | None
+
+
+def part_of(items: Sequence[Any], page: str, size: int) -> Part:
+    """The page with this number, as a query has it; the first if that is none, the last if it is greater."""
+    total = len(items)
+    at = int(page) if page.isascii() and page.isdecimal() and len(page) < 6 else 0
+    at = min(at, max(0, total - 1) // size)
+    after = at + 1 if (at + 1) * size < total else None
+    return Part(items[at * size : (at + 1) * size], total, at, at - 1 if at else None, after)
