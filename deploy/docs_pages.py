@@ -86,7 +86,7 @@ _METRICS_HEAD: Final = """# Metrics
 [Monitoring](monitoring.md) shows how to collect them, with alert rules and a Grafana dashboard.
 
 Workers report every 5 s. The label `worker` is a worker's name, which is new after each restart, or `control` for the
-control plane. So sum rates over it: `sum(rate(redpoll_frames_written_total[5m]))`. A counter ends in `_total` and
+control plane. So sum rates over it: `sum(rate(redpoll_frames_posted_total[5m]))`. A counter ends in `_total` and
 starts at 0 when its process starts. A histogram has the series `…_bucket`, `…_sum` and `…_count`. In brackets: the type
 and the labels.
 """

@@ -552,7 +552,6 @@ cdef class WebSocket(Sink):
         """Write a response at the end of the tick, however large it is. The caller bounds how many are unread."""
         if self.state == STATE_HTTP and self.writable:
             self.lengthen(response, False)
-            self.flusher.frames_posted += 1
             if not self.paused:
                 self.be_flushed()
 

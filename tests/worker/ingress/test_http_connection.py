@@ -73,6 +73,8 @@ async def test_requests_of_one_connection_are_answered_in_order(open_wire, contr
         status, _, body = await wire.next()
         assert (status, body) == (200, b"GET /%d 0 127.0.0.1" % n)
     assert len(control.requests) == 300
+    # They are no messages.
+    assert wire.worker.gate.flusher.frames_posted == 0
 
 
 async def test_a_request_is_sent_only_after_the_answer_to_the_one_before(open_wire, control, wait_until):

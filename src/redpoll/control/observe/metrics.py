@@ -106,7 +106,7 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         ),
         _family("messages_received_total", "WebSocket messages received."),
         _family("frames_posted_total", "WebSocket frames queued for a socket."),
-        _family("frames_written_total", "WebSocket frames written."),
+        _family("frames_written_total", "WebSocket frames and HTTP responses written."),
         _family("bytes_received_total", "Bytes received from sockets."),
         _family("bytes_written_total", "Bytes written to sockets."),
         _family("unsent_bytes", "Bytes that wait to be sent."),
