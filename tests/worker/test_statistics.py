@@ -25,6 +25,12 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     # Connections, client events, events sent.
     assert stats["by_app"] == {"1": [1, 0, 1]}
     assert stats["messages_received_total"] >= 1
+    await client.socket.close()
+    await bench.settled(worker, lambda: worker.gate.connections == 0)
+    worker.statistics.write()
+    await bench.settled(worker, lambda: worker.link.unanswered == 0)
+    _, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
+    assert stats["by_app"] == {"1": [0, 0, 1]}
     assert stats["loop_exceptions_total"] == 0
 
 

@@ -135,6 +135,8 @@ class Statistics:
             for app_id, count in connections.most_common(_MAX_APPS_REPORTED)
         }
         # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
-        for app_id in [app_id for app_id in client_events if app_id not in connections][:_MAX_APPS_REPORTED]:
-            by_app.setdefault(app_id, [0, client_events[app_id], sent.get(app_id, 0)])
+        for app_id in [app_id for app_id in {**sent, **client_events} if app_id not in connections][
+            :_MAX_APPS_REPORTED
+        ]:
+            by_app[app_id] = [0, client_events.get(app_id, 0), sent.get(app_id, 0)]
         return by_app

@@ -79,6 +79,17 @@ async def test_webhooks_are_counted_by_result_and_publishes_by_app():
     assert server.sampler.of_app("none").columns() == {"time": [], **{name: [] for name in series.NAMES}}
 
 
+async def test_what_an_app_sent_before_it_was_first_seen_counts_and_once():
+    """Its clients came and went between two samples. A worker with many apps doesn't report each of them each time."""
+    server = Server()
+    used = []
+    server.sampler._usage.count = lambda app_id, *counts: used.append((app_id, *counts))
+    for by_app in ({}, {"3": [0, 4, 50]}, {}, {"3": [1, 4, 60]}):
+        server.workers = {"a": worker(**by_app)}
+        await server.sample()
+    assert used == [("3", 0, 0, 4, 50), ("3", 1, 0, 0, 10)]
+
+
 async def test_counters_of_an_older_worker_are_accepted():
     server = Server()
     server.workers = {"a": worker(**{"3": [7, 40]})}

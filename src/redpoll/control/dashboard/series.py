@@ -34,6 +34,7 @@ MAX_SAMPLES: Final = 720
 # events.
 NAMES: Final = ("connections", "received", "sent", "published", "p50_ms", "p99_ms", "delivered", "failed")
 _MAX_APPS: Final = 100
+_RECEIVED: Final = "messages_received_total"
 # One counter for each outcome (control/webhooks/webhooks.py).
 _ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
 
@@ -161,7 +162,7 @@ class Sampler:
         self._sampled_at_s, self.workers = now_s, workers
         counted: dict[tuple[str, str], float] = {}
         webhooks, published = self._webhooks(), self._published()
-        received, sent = self._grown(counted, workers, "messages_received_total", "frames_posted_total")
+        received, sent = self._grown(counted, workers, _RECEIVED, "frames_posted_total")
         done = self._one(counted, "webhook", "delivered", webhooks.get("webhook_attempts_delivered_total", 0.0))
         made = sum(
             count
@@ -186,6 +187,10 @@ class Sampler:
         if self._averages is not None:
             self._averages.add("", now_s, values)
         self._sample_apps(now_s, passed_s, counted, workers, grown)
+        # Workers report the apps with the most connections only: one that comes back has grown since it was last seen.
+        for key, count in self._counted.items():
+            if key[0] in workers:
+                counted.setdefault(key, count)
         self._counted = counted
 
     def _sample_apps(
@@ -201,10 +206,14 @@ class Sampler:
         received: dict[str, float] = {}
         sent: dict[str, float] = {}
         for w, worker in workers.items():
+            # An app that is new in a worker which isn't: its counters began at zero since the last sample.
+            begun = 0.0 if (w, _RECEIVED) in self._counted else None
             for app_id, (count, events, *written) in worker.get("by_app", {}).items():
                 connections[app_id] = connections.get(app_id, 0) + count
-                received[app_id] = received.get(app_id, 0.0) + self._one(counted, w, f"in {app_id}", events)
-                sent[app_id] = sent.get(app_id, 0.0) + self._one(counted, w, f"out {app_id}", sum(written))
+                grown_in = self._one(counted, w, f"in {app_id}", events, begun)
+                grown_out = self._one(counted, w, f"out {app_id}", sum(written), begun)
+                received[app_id] = received.get(app_id, 0.0) + grown_in
+                sent[app_id] = sent.get(app_id, 0.0) + grown_out
         for app_id in {**connections, **published}:
             grown = [int(counts.get(app_id, 0)) for counts in (published, received, sent)]
             self._usage.count(app_id, connections.get(app_id, 0), *grown)
