@@ -30,6 +30,10 @@ async def test_request_is_found_by_each_filter(plane, browser):
         assert f"/dashboard/apps/3/trace/{trace_id}" in page, mark
         assert "elsewhere" not in page, mark
     assert "Nothing matches" in (await browser.get("/dashboard/apps/3/trace?name=ord")).body.decode()
+    await plane.records.set_app("3", {"max_event_name_chars": 1_000})
+    long = "n" * 1_000
+    trace_id = await triggered(plane, name=long)
+    assert trace_id in (await browser.get(f"/dashboard/apps/3/trace?name={long}")).body.decode()
 
 
 async def test_page_shows_the_caller_and_the_timeline(plane, browser):

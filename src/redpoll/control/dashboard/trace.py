@@ -24,7 +24,8 @@ from redpoll.store.eventlog import Query, SpanRow
 __all__ = ["Step", "TracePages", "steps_of"]
 
 _PAGE: Final = 50
-_MAX_CHARS: Final = 200
+# The longest name that an app may allow (max_event_name_chars).
+_MAX_CHARS: Final = 1_000
 _NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}").fullmatch
 # The choices of the time filter, in seconds before now; "" is no filter.
