@@ -6,7 +6,7 @@
   const WATCH_MS = 30000;
   // The session has ended, or belongs to another login.
   const SESSION_ENDED = [401, 403];
-  const AGAIN_MS = 10_000;
+  const AGAIN_MS = 600_000;
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
 
   document.addEventListener("DOMContentLoaded", () => {
@@ -126,7 +126,8 @@
     });
     channel.bind("pusher:subscription_succeeded", () => state("Live", "on"));
     // The server ends the subscriptions that it knows nothing of, such as after its restart. On a new connection the page's
-    // session is asked for again; if that has ended, the second refusal says so.
+    // session is asked for again; if that has ended, the second refusal says so. Not again and again: a login has room for
+    // some consoles only, and one that comes back ends another.
     let refusedAt = -Infinity;
     channel.bind("pusher:subscription_error", (fault) => {
       const isAgain = performance.now() - refusedAt < AGAIN_MS;
