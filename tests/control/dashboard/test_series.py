@@ -3,12 +3,13 @@
 from redpoll.control.dashboard import series
 from redpoll.control.dashboard.series import Sampler, Series
 from redpoll.control.http.router import Route, no_times
+from redpoll.control.observe.usage import Usage
 
 
 class Server:
     """Counters as the sampler finds them, and a clock that moves five seconds a sample."""
 
-    def __init__(self):
+    def __init__(self, usage=None):
         self.now = 1000.0
         self.workers = {}
         self.webhooks = {}
@@ -16,7 +17,12 @@ class Server:
         self.attempts = {}
         self.route = Route("POST", "/x", "x", None)
         self.sampler = Sampler(
-            self.read, lambda: self.webhooks, lambda: self.published, lambda: self.attempts, clock=lambda: self.now
+            self.read,
+            lambda: self.webhooks,
+            lambda: self.published,
+            lambda: self.attempts,
+            clock=lambda: self.now,
+            usage=usage,
         )
         self.sampler.timed = (self.route,)
 
@@ -81,9 +87,13 @@ async def test_webhooks_are_counted_by_result_and_publishes_by_app():
 
 async def test_what_an_app_sent_before_it_was_first_seen_counts_and_once():
     """Its clients came and went between two samples. A worker with many apps doesn't report each of them each time."""
-    server = Server()
     used = []
-    server.sampler._usage.count = lambda app_id, *counts: used.append((app_id, *counts))
+
+    class Noted(Usage):
+        def count(self, *counts):
+            used.append(counts)
+
+    server = Server(Noted(None))
     for by_app in ({}, {"3": [0, 4, 50]}, {}, {"3": [1, 4, 60]}):
         server.workers = {"a": worker(**by_app)}
         await server.sample()
