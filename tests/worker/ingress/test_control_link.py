@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll._http import pack_answer
 from redpoll.http.messages import CLOSES
@@ -34,8 +35,16 @@ def send(link, body=b"", flags=0):
     return requester
 
 
-async def test_without_control_no_request_is_taken(link):
-    assert not link.is_open()
+async def test_without_control_no_request_is_taken_and_the_log_says_so_every_ten_seconds(link, tmp_path):
+    with capture_logs() as logs:
+        for _ in range(80):
+            assert not link.is_open()
+            link.beat()
+    told = [(line["event"], line["path"], line["reason"]) for line in logs]
+    assert (
+        told
+        == [("control plane not reached", str(tmp_path / "requests.sock"), "[Errno 2] No such file or directory")] * 2
+    )
 
 
 async def test_each_request_gets_its_own_answer_in_any_order(link, control, wait_until):

@@ -27,6 +27,8 @@ _READ_BYTES: Final = 256 * 1024
 _SILENT_BEATS: Final = 6
 # Requests that end without an answer get their error for this long at a time: there may be thousands.
 _ENDING_SLICE_S: Final = 0.002
+# While control isn't there, the log says so every ten seconds, if there are requests.
+_UNREACHED_BEATS: Final = 40
 # With more than this unread by control, no further requests are sent.
 _MAX_UNSENT_BYTES: Final = 32 * 1024 * 1024
 
@@ -70,6 +72,8 @@ class ControlLink:
         # Time is counted in beats of this process, so that a stall of its own doesn't look like a silence of control.
         self._beat = 0
         self._heard_beat = 0
+        # When the log may say again that control isn't there.
+        self._unreached_beat = 0
 
     def is_open(self) -> bool:
         """Whether requests can be sent now; connects if there is no connection."""
@@ -139,8 +143,11 @@ class ControlLink:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
-        except OSError:
+        except OSError as error:
             sock.close()
+            if self._beat >= self._unreached_beat:
+                self._unreached_beat = self._beat + _UNREACHED_BEATS
+                log.warning("control plane not reached", path=self._path, reason=str(error))
             return
         self._socket = sock
         self._leaving = False
