@@ -52,6 +52,8 @@ LONGEST_FIRST = (
     "deploy/test_docs",
     "host/test_supervisor",
     "worker/fallback/test_relay",
+    "worker/timers/test_janitor",
+    "worker/replay/test_pacing",
     "cli",
     "control",
 )

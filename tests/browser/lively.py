@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ from typing import Any
 
 from aiohttp import web
 from click.testing import CliRunner
-from playwright.async_api import Browser, BrowserContext, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, expect
 
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
 
-# Debian's Chromium, as root and without a network: nothing is looked up or fetched in the background.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 # How long a page may take for anything: the machine may be busy.
 PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)
@@ -179,14 +175,6 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
             )
             for socket in held:
                 await socket.close()
-
-
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        yield browser
-        await browser.close()
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 sys.path.insert(0, str(TESTS))
 
-from browser.lively import chromium, days_work, lively, logged_in  # noqa: E402
+from browser.lively import days_work, lively, logged_in  # noqa: E402
+from helpers.browser import chromium  # noqa: E402
 
 SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Page
 
-from browser.lively import chromium, command, lively, logged_in
+from browser.lively import command, lively, logged_in
 from browser.watch import Watch
+from helpers.browser import chromium
 from helpers.lengths import amount
 
 AXE = Path(__file__).parent.parent / "clients" / "node_modules" / "axe-core" / "axe.min.js"

@@ -9,9 +9,9 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from browser.demo import running_demo
-from browser.lively import chromium
 from browser.test_clean import AXE
 from browser.watch import Watch
+from helpers.browser import chromium
 from helpers.server import processes
 from redpoll.demo.backend import SPEECH
 

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS, chromium
+from browser.lively import PASSWORD, PATIENCE_MS
+from helpers.browser import chromium
 from helpers.server import Server
 
 CLIENTS = Path(__file__).parents[1] / "clients"

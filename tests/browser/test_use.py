@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS, Lively, chromium, lively, logged_in
+from browser.lively import PASSWORD, PATIENCE_MS, Lively, lively, logged_in
 from browser.watch import Watch
 from helpers.broken_proxy import BrokenProxy
+from helpers.browser import chromium
 from helpers.ports import reserved_ports
 from helpers.server import Server
 from helpers.wire import Api

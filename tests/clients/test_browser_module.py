@@ -14,6 +14,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from clients.node import Node, NodeError, local_signer
+from helpers.browser import node_options
 from helpers.proxy import Proxy
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
@@ -22,7 +23,6 @@ from redpoll.cli import main
 HERE = Path(__file__).parent
 MODULE = HERE.parent.parent / "src" / "redpoll" / "control" / "static" / "redpoll.js"
 PUSHER_JS = HERE / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
-CHROMIUM = {"executablePath": "/usr/bin/chromium", "args": ["--no-sandbox", "--disable-gpu"]}
 SUCCEEDED = "pusher:subscription_succeeded"
 
 
@@ -142,7 +142,7 @@ async def opened_page(server: Server, where: str, test: str) -> AsyncIterator[Pa
         asked: list[list[str]] = []
         async with website(server, asked) as url, Node(server) as node, Api(server) as api:
             if in_browser:
-                await node.call("browser", url=f"{url}/", options=CHROMIUM)
+                await node.call("browser", url=f"{url}/", options=node_options())
             yield Page(node, api, proxy, f"{where}-{test.removeprefix('test_')}", f"{url}/auth", in_browser, asked)
             assert not [news for news in node.news if "page_error" in news]
 

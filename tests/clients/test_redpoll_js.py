@@ -23,8 +23,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, Locator, Page, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
+from helpers.browser import chromium
 from helpers.lengths import amount
 from helpers.ports import reserved_ports
 from helpers.reading import read_token
@@ -309,12 +310,8 @@ async def site(answering: Server, bundle: bytes, tmp_path: Path) -> AsyncIterato
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+    async with chromium() as launched:
         yield launched
-        await launched.close()
 
 
 @asynccontextmanager

@@ -9,16 +9,19 @@ requests another host, is wider than its window, or has a serious or critical fa
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.browser import chromium  # noqa: E402
+
 SITE = ROOT / "build" / "docs"
 AXE = ROOT / "tests" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
 SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
@@ -57,9 +60,8 @@ async def check(folder: Path) -> list[str]:
     asked: set[str] = set()
     application = web.Application()
     application.router.add_get("/{path:.*}", answer)
-    async with TestServer(application) as served, async_playwright() as playwright:
+    async with TestServer(application) as served, chromium() as browser:
         own = str(served.make_url("/"))
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for size, viewport in SIZES.items():
             for scheme in ("light", "dark"):
                 page = await browser.new_page(viewport=viewport, color_scheme=scheme)
@@ -69,7 +71,6 @@ async def check(folder: Path) -> list[str]:
                     faults += [f"{look}: {fault}" for fault in await examine(page, f"{own}{path}")]
                     await page.screenshot(path=folder / f"docs-{look}.png")
                 await page.close()
-        await browser.close()
     return faults + [f"request to {url}" for url in sorted(asked) if not url.startswith((own, "data:"))]
 
 

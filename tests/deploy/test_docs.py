@@ -21,7 +21,6 @@ import docs_pages
 import pytest
 import yaml
 from aiohttp import web
-from playwright.async_api import async_playwright
 
 from deploy.docs_blocks import (
     BLOCK,
@@ -37,6 +36,7 @@ from deploy.docs_blocks import (
     subscriber,
     written,
 )
+from helpers.browser import chromium
 from helpers.ports import reserved_ports
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
@@ -326,8 +326,7 @@ async def test_rails_page(server, folder):
 async def test_plain_html(server, folder):
     (page_file,) = written(folder, server, "quickstart/html.md", "page.html")
     library = NODE_MODULES / "pusher-js" / "dist" / "web" / "pusher.min.js"
-    async with async_playwright() as playwright, Api(server) as api:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    async with chromium() as browser, Api(server) as api:
         page = await browser.new_page()
         await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=library))
         await eventually(lambda: api.subscription_count("news"), 0)
@@ -335,7 +334,6 @@ async def test_plain_html(server, folder):
         await eventually(lambda: api.subscription_count("news"), 1)
         await api.publish("news", "hello", '{"text":"Hello, page"}')
         await page.get_by_text("Hello, page").wait_for()
-        await browser.close()
 
 
 @needs_node
@@ -365,14 +363,13 @@ async def test_streams(server, kept_news, folder):
     client, script, page_file = written(folder, server, "streams.md", "read.mjs", "answer.py", "source.html")
     (in_python,) = written(folder, server, "streams.md", "read.py")
     page_file.write_text(page_file.read_text().replace("=TOKEN", f"={tokens['read']}"))
-    async with Api(server) as api, async_playwright() as playwright:
+    async with Api(server) as api, chromium() as browser:
         # Of other tests.
         await api.ask("DELETE", "/channels/news-sport/history")
         await api.publish("news-sport", "goal", '{"text":"1:0"}')
         answer = await run("sh", "-c", stored, **curl)
         assert "stream-next-offset: " in answer.lower()
         assert '"data":"{\\"text\\":\\"1:0\\"}"' in answer
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = await browser.new_page()
         await page.goto(page_file.as_uri())
         await page.get_by_text("1:0").wait_for()
@@ -386,7 +383,6 @@ async def test_streams(server, kept_news, folder):
             assert await reader.line() == 'goal {"text":"1:1"}'
             assert "1:1" in await follower.until("1:1")
         await page.get_by_text("1:1").wait_for()
-        await browser.close()
         assert await run(sys.executable, script, TOKEN=tokens["publish"]) == ""
         refused = await api.ask("POST", "/events", {"name": "text", "channel": "news-answer-7", "data": "{}"})
         assert refused[1]["code"] == "channel_ended"

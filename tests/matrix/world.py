@@ -27,19 +27,13 @@ from click.testing import CliRunner
 
 from clients.node import HERE as CLIENTS
 from clients.node import Node
+from helpers import browser
 from helpers.certs import public_key_der, self_signed
 from helpers.server import Server
 from helpers.wire import channel_auth, digest
 from redpoll.cli import main as redpoll_command
 
 MASTER_KEY = bytes(range(32))
-
-# Debian's Chromium, as root and without a network: nothing is looked up or fetched in the background.
-CHROMIUM = "/usr/bin/chromium"
-_CHROMIUM_FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 
 # How each app of the server is set; all others keep the defaults.
 APPS = {
@@ -207,10 +201,8 @@ async def _open_chromium(world: World) -> str:
     # Chromium's way to accept one self-signed certificate: by the hash of its key.
     public_key = public_key_der(world.certificate)
     pin = base64.b64encode(hashlib.sha256(public_key).digest()).decode()
-    flags = [*_CHROMIUM_FLAGS, f"--ignore-certificate-errors-spki-list={pin}"]
-    version = await world.node.call(
-        "browser", url=f"{world.site_url}/", options={"executablePath": CHROMIUM, "args": flags}
-    )
+    options = browser.node_options(f"--ignore-certificate-errors-spki-list={pin}")
+    version = await world.node.call("browser", url=f"{world.site_url}/", options=options)
     assert isinstance(version, str)
     return version
 

@@ -15,7 +15,7 @@ from helpers.walk import WEBHOOKS, command
 from redpoll_client import AsyncPublisher, Publisher
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
     """Two workers, with the features that only redpoll has. Tests use channels of their own."""
     with Server(workers=2, **WEBHOOKS) as running:

@@ -8,22 +8,21 @@ redpoll-client and the frameworks need.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
+from helpers.browser import chromium
 from redpoll.testing import FakeServer
 
 from .conftest import url_of
 
 PUSHER_JS = Path(__file__).parents[1] / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"
 SOURCES = Path(__file__).parents[2] / "src"
-FLAGS = ["--no-sandbox", "--disable-gpu"]
 # What serves an example, and says where.
 PYTHON = os.environ.get("EXAMPLES_PYTHON", sys.executable)
 UVICORN = [PYTHON, "-m", "uvicorn", "--host", "127.0.0.1", "--port", "0"]
@@ -104,8 +103,7 @@ def site(name, pusher_url, tmp_path):
 
 @pytest.mark.parametrize(("name", "place"), PLACES)
 async def test_a_page_joins_what_the_rules_allow(site):
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    async with chromium() as browser:
         page = await browser.new_page()
         await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=PUSHER_JS))
         await page.goto(site)
@@ -117,4 +115,3 @@ async def test_a_page_joins_what_the_rules_allow(site):
         await expect(page.locator("#members")).to_have_text("Anna")
         await page.click("#pay")
         await expect(events).to_contain_text("paid by anna")
-        await browser.close()

@@ -257,6 +257,8 @@ async def _slow(bench, worker, channel: str, query: str = "", **more):
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.connect(("127.0.0.1", worker.port))
     client = await bench.client(worker, query=query, sock=raw, max_queue=1, **more)
+    # A closing handshake would wait for what it hasn't read.
+    bench.stack.callback(client.socket.transport.abort)
     await client.subscribe(channel)
     return client
 
