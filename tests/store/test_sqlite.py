@@ -69,6 +69,29 @@ async def test_closing_waits_for_connections_whose_task_was_cancelled(database, 
     assert connection.stopped.done()
 
 
+async def test_closing_waits_for_statements_that_still_run(database, wait_until):
+    """Their threads would tell a closed loop of the result."""
+    await read(database, "SELECT 1")
+    (connection,) = database._connections
+    began, go_on = threading.Event(), threading.Event()
+
+    def held() -> bool:
+        began.set()
+        return go_on.wait(60)
+
+    await connection.create_function("held", 0, held)
+    reader = asyncio.create_task(read(database, "SELECT held()"))
+    await wait_until(began.is_set)
+    closing = asyncio.create_task(database.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert connection.stopped.done()
+    await asyncio.gather(reader, return_exceptions=True)
+
+
 async def test_errors_give_the_reason_but_no_parameters(database):
     await read(database, "SELECT 1")
     with pytest.raises(SQLAlchemyError) as caught:

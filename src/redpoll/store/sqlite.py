@@ -48,6 +48,10 @@ class _Connection(aiosqlite.Connection):
             self.stopped = super().stop()
         return self.stopped
 
+    def runs(self) -> bool:
+        """Its thread has begun and not ended."""
+        return self._thread.is_alive()
+
 
 class Sqlite:
     """An SQLite file and its engine. `pragmas` are set on each connection.
@@ -75,10 +79,12 @@ class Sqlite:
         return Path(self._path).exists()
 
     async def close(self) -> None:
-        """Closes all connections and waits until their threads no longer use the loop."""
+        """Closes all connections and waits until their threads no longer use the loop. Statements that still run are
+        completed; their tasks get the result, and an error afterwards."""
         await self.engine.dispose()
-        stopped = [connection.stopped for connection in self._connections if connection.stopped is not None]
-        await asyncio.gather(*stopped, return_exceptions=True)
+        # Those of tasks that go on, or that were cancelled and don't wait, are not in the pool.
+        stopped = [connection.stop() for connection in list(self._connections) if connection.runs()]
+        await asyncio.gather(*filter(None, stopped), return_exceptions=True)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
