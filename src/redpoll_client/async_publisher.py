@@ -249,6 +249,8 @@ class AsyncPublisher(PublisherBase):
         tries = self._tries(call)
         session = self._open_session()
         while True:
+            if self._closed:
+                tries.closed()
             try:
                 try:
                     if self._place is not None and len(call.body) <= _DIRECT_BYTES:
@@ -259,7 +261,7 @@ class AsyncPublisher(PublisherBase):
                     task = asyncio.current_task()
                     if self._closed and task is not None and not task.cancelling():
                         # aiohttp cancels what waits for a connection of a pool that closes.
-                        raise RuntimeError("this publisher was closed") from None
+                        tries.closed()
                     raise
                 except NotSent as error:
                     tries.not_sent(error)

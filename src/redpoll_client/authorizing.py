@@ -66,7 +66,7 @@ class Authorizer:
                     member,
                     master_key=self._master_key,
                 )
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise SubscriptionRefused(channel, str(error)) from None
         if isinstance(self._auth, str):
             form = {"socket_id": socket_id, "channel_name": channel}

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from redpoll_client.errors import Unavailable, Unconfirmed, Unreachable, excerpt, refusal
 from redpoll_client.settings import Endpoint
@@ -43,7 +43,7 @@ class Answer(dict[str, Any]):
 @dataclass(frozen=True)
 class Call:
     """A request. `path` begins with `/apps/…` or `/users/…`, escaped. `correlation_id` is set on publishes, and only on
-    them: everything else may be repeated without harm. `stream`: the answer is a page of a stream, see `_page`."""
+    them. `stream`: the answer is a page of a stream, see `_page`."""
 
     method: str
     path: str
@@ -91,7 +91,8 @@ class Attempts:
         self._left = attempts
         self._until = time.monotonic() + within_s
         self._made = 0
-        self._repeatable = idempotent or call.correlation_id is None
+        # A second deletion or termination may meet what came after the first.
+        self._repeatable = call.method == "GET" or (idempotent and call.correlation_id is not None)
         # Whether an earlier attempt may have been carried out.
         self._may_have_happened = False
 
@@ -109,6 +110,12 @@ class Attempts:
         if self._may_have_happened:
             raise self._unconfirmed(text) from error
         raise Unreachable(text) from error
+
+    def closed(self) -> NoReturn:
+        """The publisher was closed before an attempt. Raises RuntimeError, or Unconfirmed after an earlier attempt."""
+        if self._may_have_happened:
+            raise self._unconfirmed("this publisher was closed")
+        raise RuntimeError("this publisher was closed")
 
     def no_answer(self, error: BaseException | str) -> None:
         """The request was sent, in whole or in part, and no whole answer came."""

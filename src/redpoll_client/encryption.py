@@ -10,10 +10,11 @@ import base64
 import binascii
 import hashlib
 import json
+from typing import Any
 
 from redpoll_client.errors import DecryptionFailed
 
-__all__ = ["channel_key", "decrypt", "encrypt", "master_key"]
+__all__ = ["channel_key", "decrypt", "encrypt", "master_key", "secret_box"]
 
 _KEY_BYTES = 32
 
@@ -34,11 +35,18 @@ def channel_key(channel: str, master: bytes) -> bytes:
     return hashlib.sha256(channel.encode() + master).digest()
 
 
+def secret_box() -> Any:
+    """PyNaCl's class. Raises ImportError that says what to install."""
+    try:
+        from nacl.secret import SecretBox
+    except ImportError:
+        raise ImportError("encrypted channels need PyNaCl: pip install 'redpoll-client[encrypted]'") from None
+    return SecretBox
+
+
 def encrypt(text: str, key: bytes) -> str:
     """The data to publish: JSON with `nonce` and `ciphertext`, both base64. The nonce is random."""
-    from nacl.secret import SecretBox
-
-    message = SecretBox(key).encrypt(text.encode())
+    message = secret_box()(key).encrypt(text.encode())
     return json.dumps(
         {
             "nonce": base64.b64encode(message.nonce).decode(),
@@ -49,12 +57,12 @@ def encrypt(text: str, key: bytes) -> str:
 
 def decrypt(data: str, key: bytes) -> str:
     """The text that `encrypt` was given. Raises DecryptionFailed."""
+    box = secret_box()
     from nacl.exceptions import CryptoError
-    from nacl.secret import SecretBox
 
     try:
         sealed = json.loads(data)
         nonce, ciphertext = (base64.b64decode(sealed[name], validate=True) for name in ("nonce", "ciphertext"))
-        return SecretBox(key).decrypt(ciphertext, nonce).decode()
+        return str(box(key).decrypt(ciphertext, nonce), "utf-8")
     except (ValueError, TypeError, KeyError, RecursionError, CryptoError) as error:
         raise DecryptionFailed(f"the event's data can't be decrypted with this channel's key: {error}") from None

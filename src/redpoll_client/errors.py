@@ -4,7 +4,7 @@
     ├─ Unavailable         no usable answer; what was asked for didn't happen, or may have happened
     │  ├─ Unreachable      the request can't have reached the server: repeating it later is safe
     │  └─ Unconfirmed      a publish that may have been delivered
-    ├─ Refused             the server answered and said no; nothing was published
+    ├─ Refused             the server answered and said no; nothing was published (but see BadRequest)
     │  ├─ BadRequest (400, 405, 409, 415), Unauthorized (401), Forbidden (403), NotFound (404), Gone (410),
     │  └─ TooLarge (413), RateLimited (429)
     ├─ InvalidWebhook      a webhook whose signature or body is wrong
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "BadRequest",
@@ -59,10 +60,15 @@ class RedpollError(Exception):
         super().__init__(text)
         self.published = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Subclasses take other arguments than the text, and errors travel between processes (Celery).
+        return _rebuilt, (type(self), self.args), self.__dict__
+
 
 class Unavailable(RedpollError):
     """The server gave no usable answer: not reachable, no answer in time, half an answer, a 5xx, or an answer that no
-    Pusher server gives, such as a proxy's HTML page. Raised as such for requests that only read."""
+    Pusher server gives, such as a proxy's HTML page. Raised as such for everything but publishes: what only reads was
+    repeated before, and anything else may have been carried out."""
 
 
 class Unreachable(Unavailable):
@@ -83,7 +89,7 @@ class Unconfirmed(Unavailable):
 
 
 class Refused(RedpollError):
-    """The server refused the request. Nothing was published.
+    """The server refused the request. Nothing was published, with one exception (BadRequest).
 
     `status` is the HTTP status, `text` the server's own text, `code` redpoll's code (empty on other servers), and
     `trace_id` the id under which redpoll's event log has the request (or empty).
@@ -99,7 +105,9 @@ class Refused(RedpollError):
 
 class BadRequest(Refused):
     """400, 405, 409 or 415: the server doesn't accept what was sent. 409 is a `correlation_id` that another request has
-    used, or a channel whose last event was published with `end` (code `channel_ended`)."""
+    used, or a channel whose last event was published with `end` (code `channel_ended`). That one, and
+    `too_many_histories`, are about single channels: the events on other channels of the request are published, and
+    `text` says how many."""
 
 
 class Unauthorized(Refused):
@@ -196,6 +204,12 @@ class Overflow(RedpollError):
 
 class DecryptionFailed(RedpollError):
     """An event of an encrypted channel that the channel's key doesn't open, even after the key was fetched again."""
+
+
+def _rebuilt(kind: type[RedpollError], args: tuple[Any, ...]) -> RedpollError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 def _unescaped(text: str) -> str:

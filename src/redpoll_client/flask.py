@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -136,6 +137,8 @@ def _body(limit: int) -> bytes:
     """The body. Raises BadAuthRequest with 413 if it is longer than `limit`."""
     request.max_content_length = limit
     try:
-        return request.get_data(cache=False)
+        body = request.get_data(cache=False)
+        # Something before us has read the form, such as a CSRF protection.
+        return body or urlencode(list(request.form.items(multi=True))).encode()
     except RequestEntityTooLarge:
         raise BadAuthRequest(f"at most {limit} bytes are allowed", 413) from None

@@ -219,7 +219,8 @@ class Publisher(PublisherBase):
         `end`.
 
         More than ten are sent in parts, one after the other, so their order stays. Each part is published whole or not
-        at all; an error's `published` is the number of events in the parts before it. The parts' correlation ids are
+        at all, but for channels that are ended (BadRequest); an error's `published` is the number of events in the
+        parts before it. The parts' correlation ids are
         `correlation_id` with `-1`, `-2`, …, so a repeat of the call with the same one repeats no part where the server
         compares ids. The answer has `batch`, a list by index, if an event asked for `info`. An empty batch sends
         nothing.
@@ -357,13 +358,15 @@ class Publisher(PublisherBase):
         """Sends a request of `prepare`. Raises as `trigger`."""
         tries = self._tries(call)
         while True:
+            if self._closed:
+                tries.closed()
             try:
                 try:
                     status, headers, body = self._request(call, tries)
                 except NotSent as error:
                     tries.not_sent(error)
                 except ClosedPoolError:
-                    raise RuntimeError("this publisher was closed") from None
+                    tries.closed()
                 except (HTTPError, http.client.HTTPException, OSError) as error:
                     tries.no_answer(error)
                 else:

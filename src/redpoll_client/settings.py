@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -53,12 +54,15 @@ def endpoint_of(
 
     Raises ValueError that says which argument is missing or wrong. No text has the secret.
     """
+    apart = {"host": host, "port": port, "cluster": cluster, "prefix": prefix or None, "ssl": None if ssl else False}
     if url is None and app_id is None and key is None and secret is None:
         name = next((name for name in ENVIRONMENT if os.environ.get(name)), None)
         if name is None:
             raise ValueError(f"give app_id, key and secret, or url, or set {' or '.join(ENVIRONMENT)}")
+        _nothing_beside(name, apart)
         return _from_url(os.environ[name], name)
     if url is not None:
+        _nothing_beside("url", {"app_id": app_id, "key": key, "secret": secret, **apart})
         return _from_url(url, "url")
     for name, value in (("app_id", app_id), ("key", key), ("secret", secret)):
         if not isinstance(value, str) or not value:
@@ -68,6 +72,13 @@ def endpoint_of(
     assert isinstance(key, str)
     assert isinstance(secret, str)
     return _checked(Endpoint(check_app_id(app_id), key, secret, ssl, host, port or (443 if ssl else 80), prefix))
+
+
+def _nothing_beside(name: str, others: Mapping[str, object]) -> None:
+    """Raises ValueError for arguments that would be ignored."""
+    given = [other for other, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)} can't be given together with {name}, which says it already")
 
 
 def _from_url(url: str, name: str) -> Endpoint:

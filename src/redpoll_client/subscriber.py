@@ -12,13 +12,15 @@ import aiohttp
 
 from redpoll_client.channel import Channel, Event, Position
 from redpoll_client.connection import ClosedEarly, Connection, reconnect_delay_s
+from redpoll_client.encryption import secret_box
 from redpoll_client.errors import (
     ConnectionRefused,
+    ProtocolError,
     RedpollError,
     Unavailable,
     Unreachable,
 )
-from redpoll_client.names import check_target
+from redpoll_client.names import check_target, is_encrypted
 from redpoll_client.signatures import to_json
 from redpoll_client.subscribing import State, SubscriberBase
 from redpoll_client.users import SignedIn
@@ -100,10 +102,14 @@ class Subscriber(SubscriberBase):
         `since` continues at another subscription's `position`; `rewind` begins with the last messages, `{"count": 20}`
         or `{"seconds": 60}` (both redpoll only). `lifecycle`: the server's own events are handed out as well, as
         `pusher:subscription_succeeded` (also after each reconnect), `pusher:member_added`, `pusher:member_removed`,
-        `pusher:subscription_count` and `pusher:cache_miss`. Raises ValueError for a name that isn't allowed.
+        `pusher:subscription_count` and `pusher:cache_miss`. Raises ValueError for a name that isn't allowed,
+        and ImportError for an encrypted channel without PyNaCl.
         """
+        if is_encrypted(check_target(channel)):
+            # Now, and not at its first event.
+            secret_box()
         return Channel(
-            check_target(channel),
+            channel,
             self._size if queue is None else queue,
             self._join,
             self._leave,
@@ -167,7 +173,13 @@ class Subscriber(SubscriberBase):
                 connection = await Connection.open(
                     self._session, url, self._timeout, self._max_message_bytes, self._ssl_context
                 )
-            except Unreachable as error:
+            except (Unreachable, ProtocolError) as error:
+                if isinstance(error, ProtocolError):
+                    if self._first is None or not self._first.done():
+                        raise
+                    # It has been the right address: a proxy answers while the server is away.
+                    if str(error) != str(self._failure):
+                        _log.warning("%s; trying again", error)
                 self._failure = error
                 code = error.code if isinstance(error, ClosedEarly) else None
             else:

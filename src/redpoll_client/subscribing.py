@@ -91,8 +91,10 @@ class SubscriberBase:
         if queue < 1 or not timeout > 0:
             raise ValueError("queue and timeout must be positive")
         if key is None:
-            endpoint = endpoint_of(url=url, prefix=prefix)
+            endpoint = endpoint_of(None, None, None, ssl, host, port, url=url, prefix=prefix)
         else:
+            if url is not None or host is None:
+                raise ValueError("give the key with host and no url, or url alone")
             public = endpoint_of("0", key, "-", ssl, host, port, prefix=prefix)
             endpoint = Endpoint("", key, "", public.ssl, public.host, public.port, public.prefix)
         secret_key = None if encryption_master_key_base64 is None else master_key(encryption_master_key_base64)
@@ -194,7 +196,10 @@ class SubscriberBase:
             self.user.end(SignInRefused(text))
             self.user = None
         elif self._on_error is not None:
-            self._on_error(number, text)
+            try:
+                self._on_error(number, text)
+            except Exception:
+                _log.exception("on_error failed")
         else:
             _log.warning("the server says: %s (%s)", text, number)
 
@@ -298,7 +303,7 @@ class SubscriberBase:
                     return
                 await connection.send({"event": "pusher:signin", "data": answer})
                 return
-            except (SignInRefused, ValueError) as error:
+            except (SignInRefused, TypeError, ValueError) as error:
                 user.end(error)
                 if self.user is user:
                     self.user = None

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from helpers.answering import SILENCE, Answering, reply
+from helpers.answering import CUT, SILENCE, Answering, reply
 from redpoll_client import AsyncPublisher, Unconfirmed, async_publisher
 
 
@@ -98,3 +98,16 @@ async def test_closing_ends_what_waits_for_a_connection_with_an_error_of_its_own
         with pytest.raises(RuntimeError, match="closed"):
             await waiting
         assert [asked.json["data"] for asked in server.asked] == ["1"]
+
+
+async def test_closing_between_two_attempts_leaves_the_first_unconfirmed(way):
+    with Answering(CUT) as server:
+        publisher = AsyncPublisher(url=server.url, idempotency=True, attempts=100, total_timeout=60)
+        publishing = asyncio.create_task(publisher.trigger("a", "e", "", correlation_id="order-7"))
+        await asyncio.to_thread(server.came.wait)
+        await publisher.close()
+        with pytest.raises(Unconfirmed) as caught:
+            await publishing
+        assert caught.value.correlation_id == "order-7"
+        with pytest.raises(RuntimeError, match="closed"):
+            await publisher.trigger("a", "e", "")

@@ -67,6 +67,14 @@ def test_auth_routes(client):
     assert post("grant", **{"channel_name[]": "private-anna"}) == (403, {"error": "forbidden"})
 
 
+def test_auth_after_somebody_has_read_the_form(client):
+    """As Flask-WTF's CSRF protection does before each request."""
+    client.application.before_request(lambda: flask_library.request.form.get("csrf_token") and None)
+    answer = client.post("/realtime/auth", data=FORM, headers={"X-User": "anna"})
+    signer = Publisher("1", "k", "s", host="127.0.0.1", port=1)
+    assert (answer.status_code, answer.json) == (200, signer.authenticate("private-anna", "1.2"))
+
+
 def test_webhooks(client, received):
     def hook(channel, delivery, secret="e"):
         body = json.dumps({"event": "channel.occupied", "data": {"channel": channel}, "timestamp": 1}).encode()

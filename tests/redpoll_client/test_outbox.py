@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from helpers.answering import Answering, reply
@@ -138,3 +138,39 @@ def test_publish_on_commit_publishes_only_then(django_site):
         with transaction.atomic():
             # Logged: the transaction is over.
             publish_on_commit("a", "n", "lost")
+
+
+def test_a_database_that_is_away_is_said_once(django_site, monkeypatch):
+    from redpoll_client.django.outbox import Sender
+
+    said, passes = [], iter([OperationalError("gone")] * 3 + [None])
+    monkeypatch.setattr("redpoll_client.django.outbox.random.uniform", lambda low, high: 0.0)
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+        sender = Sender(publisher, say=said.append)
+
+        def pass_once():
+            error = next(passes)
+            if error is not None:
+                raise error
+            sender.stop()
+            return 1
+
+        monkeypatch.setattr(sender, "pass_once", pass_once)
+        sender.run()
+    assert said == ["the database doesn't answer: gone; trying again", "the database answers again"]
+
+
+def test_one_sender_at_a_time_where_rows_cannot_be_divided(django_site, monkeypatch):
+    """Oracle skips locked rows, but not in a query for the first so many of them."""
+    from redpoll_client.django.models import OutboxLease
+    from redpoll_client.django.outbox import Sender
+    from redpoll_client.django.publishing import store
+
+    features = connections["default"].features
+    monkeypatch.setattr(features, "has_select_for_update_skip_locked", True)
+    monkeypatch.setattr(features, "supports_select_for_update_with_limit", False)
+    with Answering(reply(200)) as server, Publisher(url=server.url) as publisher:
+        with override_settings(REDPOLL={"url": server.url}), transaction.atomic():
+            store("a", "n", "1")
+        assert Sender(publisher).pass_once() == 1
+        assert OutboxLease.objects.count() == 1

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import pickle
 import socket
 import ssl
 import subprocess
@@ -18,8 +19,11 @@ from redpoll_client import (
     BadRequest,
     Forbidden,
     NotFound,
+    Overflow,
     Publisher,
     RateLimited,
+    Subscriber,
+    SubscriptionRefused,
     TooLarge,
     Unauthorized,
     Unavailable,
@@ -231,6 +235,42 @@ async def test_requests_that_only_read_are_repeated(opened):
                 await call("channels_info")
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "named"),
+    [
+        ("delete_history", ["chat-7"], {}),
+        ("terminate_user_connections", ["7"], {}),
+        ("unsubscribe", ["private-a"], {"socket_id": "1.2"}),
+        ("revoke_grants", [], {"jti": "g"}),
+    ],
+)
+async def test_what_may_meet_something_newer_is_sent_once(opened, name, words, named):
+    """A repeat of a deletion would delete what was published after the first one."""
+    with Answering(CUT, reply(200)) as bad:
+        async with opened(url=bad.url, idempotency=True) as call:
+            with pytest.raises(Unavailable) as caught:
+                await call(name, *words, **named)
+        assert type(caught.value) is Unavailable
+        assert len(bad.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited(429, "slow down", retry_after=3.0),
+        Unauthorized(401, 'HmacSHA256Hex("POST")'),
+        Unconfirmed("maybe", "order-7"),
+        SubscriptionRefused("a", "no", "AuthError", 403),
+        Overflow("a", 10),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error):
+    error.published = 10
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), back.args, vars(back)) == (type(error), error.args, vars(error))
+
+
 async def test_another_kind_of_server_is_named(opened):
     page = reply(200, "<html>Welcome!</html>", {"Content-Type": "text/html"})
     with Answering(page) as other:
@@ -344,6 +384,19 @@ def test_arguments_and_urls(monkeypatch):
     with pytest.raises(ValueError, match="host"):
         Publisher("1", "k", "s", host="http://h")
     assert "'s'" not in repr(end)
+
+
+def test_arguments_that_would_be_ignored_are_refused(monkeypatch):
+    url = "http://k:s@example.com/apps/7"
+    for given in ({"prefix": "/realtime"}, {"host": "h"}, {"port": 1}, {"ssl": False}, {"cluster": "eu"}, {"key": "k"}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} can't be given together with url"):
+            Publisher(url=url, **given)
+    monkeypatch.setenv("REDPOLL_URL", url)
+    with pytest.raises(ValueError, match="host, port can't be given together with REDPOLL_URL"):
+        Publisher(host="h", port=1)
+    for given in ({"url": url, "host": "h"}, {"key": "k", "host": "h", "url": url}, {"key": "k"}):
+        with pytest.raises(ValueError, match="url"):
+            Subscriber(**given)
 
 
 def test_it_signs_as_pushers_library_does():

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,6 +23,7 @@ from redpoll_client import (
     Unreachable,
 )
 from redpoll_client.connection import reconnect_delay_s
+from redpoll_client.subscribing import State
 
 from .conftest import url_of
 
@@ -483,3 +485,67 @@ async def test_a_users_channel_stays_subscribed_after_a_cut_when_the_sign_in_tak
                 await until(own, joined)
                 await publisher.send_to_user("dora", "hello", "1")
                 await until(own, "hello")
+
+
+async def test_a_proxys_answer_while_the_server_is_away_is_not_final(monkeypatch):
+    """As of an ingress that has no route during a deployment."""
+    monkeypatch.setattr("redpoll_client.subscriber.reconnect_delay_s", lambda code, attempt: 0)
+    left, back = iter([404, 403]), asyncio.Event()
+
+    async def serve(request):
+        if opened and (status := next(left, None)) is not None:
+            return web.Response(status=status)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        opened.append(socket)
+        await socket.send_json(GREETING)
+        if len(opened) == 2:
+            back.set()
+        async for _ in socket:
+            pass
+        return socket
+
+    opened = []
+    app = web.Application()
+    app.router.add_get("/app/key", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with Subscriber("key", host="127.0.0.1", port=runner.addresses[0][1], ssl=False) as subscriber:
+            await opened[0].close()
+            await asyncio.wait_for(back.wait(), 60)
+            assert subscriber.state is not State.ENDED
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_error_handler_that_fails_ends_nothing(caplog):
+    def on_error(code, text):
+        raise KeyError(code)
+
+    said = {"event": "pusher:error", "data": {"code": 4301, "message": "too fast"}}
+    async with (
+        scripted([GREETING]) as (url, opened),
+        Subscriber(url=url, on_error=on_error) as subscriber,
+        subscriber.subscribe("a") as channel,
+    ):
+        await opened[0].send_json(said)
+        await opened[0].send_json({"event": "e", "channel": "a", "data": "1"})
+        assert (await anext(channel)).data == "1"
+    assert "on_error failed" in caplog.text
+
+
+async def test_an_encrypted_channel_without_pynacl_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nacl.secret", None)
+    with pytest.raises(ImportError, match="redpoll-client\\[encrypted\\]"):
+        Subscriber("key", host="127.0.0.1").subscribe("private-encrypted-a")
+
+
+async def test_a_user_or_member_that_is_no_json_is_said_at_once():
+    wrong = {"id": "1", "user_id": "1", "user_info": {"at": {1, 2}}}
+    async with scripted([GREETING]) as (url, _), Subscriber(url=url, member=wrong, timeout=60) as subscriber:
+        with pytest.raises(TypeError, match="set"):
+            await subscriber.sign_in(wrong)
+        with pytest.raises(SubscriptionRefused, match="set"):
+            await subscriber.subscribe("presence-a").__aenter__()

@@ -55,6 +55,7 @@ class Sender:
         self._stopped = threading.Event()
         self._holder = uuid.uuid4().hex
         self._away = False
+        self._database_away = False
         self._waits = 0
         self._retry_after_s = 0.0
         self._listener: Any = None
@@ -68,10 +69,15 @@ class Sender:
         while not self._stopped.is_set():
             try:
                 sent = self.pass_once()
+                if self._database_away:
+                    self._say("the database answers again")
+                self._database_away = False
                 if not sent and not self._away:
                     self._wait_for_rows()
             except Error as error:
-                self._say(f"the database doesn't answer: {error}; trying again")
+                if not self._database_away:
+                    self._say(f"the database doesn't answer: {error}; trying again")
+                self._database_away = True
                 connections[self._alias].close()
                 self._close_listener()
                 self._stopped.wait(random.uniform(1, 2))
@@ -95,7 +101,7 @@ class Sender:
     def pass_once(self) -> int:
         """Sends what is there, up to a bound; returns the number of rows that are dealt with."""
         connection = connections[self._alias]
-        if connection.features.has_select_for_update_skip_locked:
+        if _skips_locked(connection):
             with transaction.atomic(using=self._alias):
                 heads = list(self._heads().select_for_update(skip_locked=True)[:_CHANNELS])
                 return self._send_channels({head.channel for head in heads})
@@ -122,7 +128,7 @@ class Sender:
             sending = [pool.submit(self._send_rows, rows, until) for rows in by_channel.values()]
             # One publish may take longer than a lease.
             while wait(sending, timeout=LEASE_S / 4).not_done:
-                if not connections[self._alias].features.has_select_for_update_skip_locked:
+                if not _skips_locked(connections[self._alias]):
                     with contextlib.suppress(Error):
                         self._lease()
             for sent, refused, error in (one.result() for one in sending):
@@ -144,7 +150,7 @@ class Sender:
         )
         candidates = list(rows)
         free = {row.id for row in candidates}
-        if connections[self._alias].features.has_select_for_update_skip_locked:
+        if _skips_locked(connections[self._alias]):
             ids = OutboxEvent.objects.using(self._alias).filter(id__in=free).select_for_update(skip_locked=True)
             free = set(ids.values_list("id", flat=True))
         by_channel: defaultdict[str, list[OutboxEvent]] = defaultdict(list)
@@ -237,3 +243,9 @@ class Sender:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _skips_locked(connection: Any) -> bool:
+    """Whether several senders can take different rows. Oracle can, but not the first so many."""
+    features = connection.features
+    return bool(features.has_select_for_update_skip_locked and features.supports_select_for_update_with_limit)
