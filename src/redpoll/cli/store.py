@@ -51,7 +51,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
 
     \b
     Examples:
-      redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite 'postgresql://redpoll@db/redpoll?sslmode=verify-full'
+      redpoll store copy sqlite:/var/lib/redpoll/redpoll.sqlite postgresql://redpoll@localhost/redpoll
       redpoll store copy postgresql://redpoll@localhost/redpoll sqlite:./redpoll-data/redpoll.sqlite --json
     """
     from redpoll.host import datafolder

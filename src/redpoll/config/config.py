@@ -141,7 +141,7 @@ def _doubts(settings: Settings) -> list[str]:
     if settings.database_url and not checks_server(settings.database_url):
         warnings.append(
             "database_url names another machine without sslmode=verify-full: anyone in between can read the "
-            "password and the records; add ?sslmode=verify-full, and &sslrootcert=FILE for an authority of your own"
+            "password and the records; add ?sslmode=verify-full&sslrootcert=FILE, a file with the authorities you trust"
         )
     if settings.proxy_protocol and not settings.trusted_proxies:
         warnings.append(

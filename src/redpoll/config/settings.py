@@ -209,8 +209,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "PostgreSQL database of the records: `postgresql://USER:PASSWORD@HOST[:PORT]/DATABASE`, with libpq's "
-            "parameters (`?sslmode=verify-full`). Needs `pip install redpoll[postgres]`. Empty: the records are in a "
-            "file in the data folder. Has no flag.",
+            "parameters (`?sslmode=verify-full&sslrootcert=FILE`). Needs `pip install redpoll[postgres]`. Empty: the "
+            "records are in a file in the data folder. Has no flag.",
             secret=True,
         ),
     ] = ""
