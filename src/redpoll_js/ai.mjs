@@ -258,7 +258,9 @@ class Chat {
     if (this.isClosed) return;
     this.timer = setTimeout(() => {
       const isRead = Array.from(this.answers.values()).some((answer) => answer.readers.size);
-      if (!isRead && !this.watchers.size && !this.uses) this.idle();
+      // A reader that ends with its answer says nothing.
+      if (isRead) this.touch();
+      else if (!this.watchers.size && !this.uses) this.idle();
     }, IDLE_MS);
   }
 

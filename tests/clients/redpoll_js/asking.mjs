@@ -45,6 +45,36 @@ const message = (offset, delta) => ({ offset, event: "answer", data: JSON.string
   mock.timers.reset();
 }
 
+// A proxy that has no route while the server is away ends no reading that has worked; a refusal of the server does.
+{
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const up = () => stream(["control", { streamNextOffset: "e_1", upToDate: true }]);
+  const gone = () => new Response("no route", { status: 404 });
+  const unknown = () => Response.json({ error: "no such app", code: "not_found" }, { status: 404 });
+  const failures = [];
+  const follow = (...answers) => {
+    const source = redpoll.streamSource({ server: "http://server", app: "1", fetch: async () => answers.shift()() });
+    return source.follow("a", {
+      message() {}, caughtUp() {}, connection() {}, gap() {}, restart() {}, failed: (error) => failures.push(error.message),
+    });
+  };
+  const passed = async () => {
+    for (let seconds = 0; seconds < 60; seconds += 1) {
+      for (let turns = 0; turns < 20; turns += 1) await turn();
+      mock.timers.tick(1000);
+    }
+  };
+  follow(up, gone, up, unknown);
+  await passed();
+  assert.equal(failures.length, 1);
+  assert.ok(failures[0].includes("no such app"));
+  follow(gone);
+  await passed();
+  assert.equal(failures.length, 2);
+  assert.ok(failures[1].endsWith("answered 404: no route"));
+  mock.timers.reset();
+}
+
 // Functions of the page that throw refuse the channels, and no handler of one channel keeps another from its answer.
 {
   const outcomes = {};

@@ -200,6 +200,16 @@ function isWhole({ message, error }) {
   mock.timers.tick(60_000);
   assert.ok(state.isLeft);
 
+  const long = made();
+  const answer = await long.transport.sendMessages(ask);
+  long.send("start");
+  mock.timers.tick(60_000);
+  assert.ok(!long.isLeft);
+  long.send("finish");
+  for await (const chunk of answer) assert.ok(chunk);
+  mock.timers.tick(60_000);
+  assert.ok(long.isLeft);
+
   const refused = made({ fetch: async () => (mock.timers.tick(60_000), new Response("busy", { status: 503 })) });
   await assert.rejects(refused.transport.sendMessages(ask), { message: "busy" });
   assert.ok(!refused.isLeft);

@@ -620,6 +620,12 @@ function streamSource(options) {
   return { follow: (name, listener) => followStream(options, name, listener) };
 }
 
+// The server's refusals have a code.
+function isOwnRefusal(text) {
+  const refused = textOrJson(text);
+  return typeof refused === "object" && refused !== null && typeof refused.code === "string";
+}
+
 function followStream({ server, app, token, fetch: ask = (...request) => fetch(...request) }, name, listener) {
   const address = `${String(server).replace(/\/$/, "")}/apps/${app}/channels/${encodeURIComponent(name)}/stream`;
   const ending = new AbortController();
@@ -628,6 +634,7 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
   let caughtUp = false;
   let waitMs = FIRST_WAIT_MS;
   let closed = false;
+  let hasWorked = false;
   let cursor = null;
   // Messages whose position hasn't come yet. If it doesn't come, the next answer has them again.
   let pending = [];
@@ -678,7 +685,10 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
         return Math.max(waitMs, 1000 * (Number(answer.headers.get("Retry-After")) || 0));
       }
       if (!answer.ok) {
-        listener.failed(new Error(`${address} answered ${answer.status}: ${await answer.text()}`));
+        const text = await answer.text();
+        // It has been the right address: a proxy answers while the server is away.
+        if (hasWorked && !isOwnRefusal(text)) return waitMs;
+        listener.failed(new Error(`${address} answered ${answer.status}: ${text}`));
         return null;
       }
       listener.connection(true);
@@ -688,6 +698,7 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
         if (event) take(event, data);
         if (signal.aborted || closed) return null;
         isStream ||= event === "control";
+        hasWorked ||= isStream;
       }
       // Something else that answers, such as a proxy's page, isn't asked again at once.
       return isStream ? 0 : waitMs;
