@@ -75,3 +75,13 @@ async def test_settings_and_rules_reach_the_server(real: Server) -> None:
         real.set(nothing=1)
     with pytest.raises(UpgradeRefused, match="426"):
         await Socket.connect(real, extra="Sec-WebSocket-Version: 8\r\n")
+
+
+async def test_a_repeat_with_its_correlation_id_is_no_second_publish(real: Server) -> None:
+    event = {"name": "n", "channel": "c", "data": "d", "correlation_id": "order-7"}
+    async with Api(real) as api:
+        for times, setting in ((2, None), (3, True), (5, False)):
+            if setting is not None:
+                real.set(idempotency=setting)
+            assert [(await api.ask("POST", "/events", event))[0] for _ in range(2)] == [200, 200]
+            real.assert_published("n", times=times)

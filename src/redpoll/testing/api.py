@@ -69,8 +69,8 @@ from redpoll.testing.revocations import revoke, unsubscribe
 __all__ = ["Api"]
 
 # A repeated correlation_id within this time gets the first answer (protocol/README.md "Idempotency").
-_ONCE_S: Final = 120.0
-_MAX_REMEMBERED: Final = 10_000
+ONCE_S: Final = 120.0
+MAX_REMEMBERED: Final = 10_000
 _FORM: Final = "application/x-www-form-urlencoded"
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -231,9 +231,9 @@ class Api:
                 raise idempotency_conflict()
             return request.ok(known.answer)
         body: bytes = publish()
-        if len(self._remembered) >= _MAX_REMEMBERED:
+        if len(self._remembered) >= MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = _Remembered(known_by, body, now + _ONCE_S)
+        self._remembered[key] = _Remembered(known_by, body, now + ONCE_S)
         return request.ok(body)
 
     # -- channels

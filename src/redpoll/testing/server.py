@@ -29,6 +29,7 @@ from redpoll.protocol.apps import App, parse_setting
 from redpoll.protocol.auth import parse_query, sign_channel
 from redpoll.protocol.errors import ApiError, Code
 from redpoll.protocol.messages import Call, decode_batch, decode_event
+from redpoll.testing.api import MAX_REMEMBERED, ONCE_S
 from redpoll.testing.expectations import Expectations
 from redpoll.testing.failures import Failures
 from redpoll.testing.loop_thread import LoopThread
@@ -58,6 +59,9 @@ class Server(Expectations):
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = Failures()
+        # Whether the app compares correlation ids, and until when it knows each.
+        self._is_idempotent = False
+        self._known_ids: dict[str, float] = {}
         self._relay = Relay(self._failures.answer, self._answered, self._sent)
         self._thread = LoopThread()
         self._listener: asyncio.Server | None = None
@@ -149,6 +153,8 @@ class Server(Expectations):
         """From now on, `app_id`, `app_key` and `app_secret` are those of a new app; nothing is published to it yet."""
         made = self._command("app create", {"name": "test"})
         self.app_id, self.app_key, self.app_secret = str(made["id"]), made["key"], made["secret"]
+        self._is_idempotent = False
+        self._known_ids.clear()
         if settings:
             self.set(**settings)
         self.reset()
@@ -171,6 +177,8 @@ class Server(Expectations):
         for name, text in texts.items():
             parse_setting(name, text)
         self._command("app set", {"id": self.app_id, "settings": texts})
+        if "idempotency" in texts:
+            self._is_idempotent = bool(parse_setting("idempotency", texts["idempotency"]))
 
     def keep_history(
         self, name: str, *, prefix: bool = True, keep: int = 100, seconds: int = 3600, **more: Any
@@ -222,9 +230,23 @@ class Server(Expectations):
         # The server took it, so its form is right; the limits are the app's own.
         with contextlib.suppress(ApiError):
             call = _call(place[2], request)
+            if self._is_repeat(call.correlation_id):
+                return
             for name, data, channels, excluded in call.events_of():
                 for channel in channels:
                     self._recorder.add(Published(name, channel, data, excluded, call.correlation_id))
+
+    def _is_repeat(self, correlation_id: str | None) -> bool:
+        """Whether the server has answered this request as it answered an earlier one, and published nothing."""
+        if correlation_id is None or not self._is_idempotent:
+            return False
+        now = time.monotonic()
+        if self._known_ids.get(correlation_id, 0.0) > now:
+            return True
+        if len(self._known_ids) >= MAX_REMEMBERED:
+            del self._known_ids[next(iter(self._known_ids))]
+        self._known_ids[correlation_id] = now + ONCE_S
+        return False
 
     def _sent(self, message: bytes, socket_id: str) -> None:
         """Notes a client event; one that the server refuses, too."""
