@@ -27,6 +27,22 @@ async def read(database: Sqlite, text: str) -> object:
         return (await connection.execute(sa.text(text))).scalar_one()
 
 
+async def held(database, wait_until):
+    """A connection, a task that reads from it, and the event that the statement waits for."""
+    await read(database, "SELECT 1")
+    (connection,) = database._connections
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        began.set()
+        return go_on.wait(60)
+
+    await connection.create_function("held", 0, wait)
+    reader = asyncio.create_task(read(database, "SELECT held()"))
+    await wait_until(began.is_set)
+    return connection, reader, go_on
+
+
 async def test_every_connection_has_the_pragmas(database):
     assert await read(database, "PRAGMA journal_mode") == "wal"
 
@@ -48,17 +64,7 @@ async def test_task_cancelled_twice_leaves_no_unfinished_task(database):
 
 
 async def test_closing_waits_for_connections_whose_task_was_cancelled(database, wait_until):
-    await read(database, "SELECT 1")
-    (connection,) = database._connections
-    began, go_on = threading.Event(), threading.Event()
-
-    def held() -> bool:
-        began.set()
-        return go_on.wait(60)
-
-    await connection.create_function("held", 0, held)
-    reader = asyncio.create_task(read(database, "SELECT held()"))
-    await wait_until(began.is_set)
+    connection, reader, go_on = await held(database, wait_until)
     while not reader.done():
         reader.cancel()
         await asyncio.sleep(0)
@@ -71,17 +77,7 @@ async def test_closing_waits_for_connections_whose_task_was_cancelled(database, 
 
 async def test_closing_waits_for_statements_that_still_run(database, wait_until):
     """Their threads would tell a closed loop of the result."""
-    await read(database, "SELECT 1")
-    (connection,) = database._connections
-    began, go_on = threading.Event(), threading.Event()
-
-    def held() -> bool:
-        began.set()
-        return go_on.wait(60)
-
-    await connection.create_function("held", 0, held)
-    reader = asyncio.create_task(read(database, "SELECT held()"))
-    await wait_until(began.is_set)
+    connection, reader, go_on = await held(database, wait_until)
     closing = asyncio.create_task(database.close())
     for _ in range(10):
         await asyncio.sleep(0)

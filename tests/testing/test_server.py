@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pusher
 import pytest
 
-from helpers.wire import Api, Socket, UpgradeRefused
-from redpoll.testing import Server
+from helpers.granting import mint
+from helpers.wire import Api, Socket, UpgradeRefused, digest
+from redpoll.testing import FakeServer, Server
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,46 @@ async def test_a_repeat_with_its_correlation_id_is_no_second_publish(real: Serve
                 real.set(idempotency=setting)
             assert [(await api.ask("POST", "/events", event))[0] for _ in range(2)] == [200, 200]
             real.assert_published("n", times=times)
+
+
+async def test_client_events_have_the_user_id_that_opened_the_presence_channel(real: Server) -> None:
+    first = await Socket.connect(real)
+    await first.subscribe("news")
+    real.set(grants=True, subscription_count=True)
+    # The worker has the settings.
+    await first.next("pusher_internal:subscription_count", "news")
+    with FakeServer(grants=True) as fake:
+        for server in (fake, real):
+            client = await Socket.connect(server)
+            user = json.dumps({"id": "9"})
+            signature = digest(server.app_secret, f"{client.socket_id}::user::{user}")
+            client.send(
+                {"event": "pusher:signin", "data": {"auth": f"{server.app_key}:{signature}", "user_data": user}}
+            )
+            await client.next("pusher:signin_success")
+            rights = {"sub": "9", "may": ["subscribe", "client_events"]}
+            granted = mint(server.app_key, server.app_secret, "presence-granted", **rights)
+            bare = f"{server.app_key}:{digest(server.app_secret, f'{client.socket_id}:presence-signed-in')}"
+            await client.subscribe("presence-a", 7)
+            await client.subscribe("private-a")
+            for channel, auth in (("presence-granted", granted), ("presence-signed-in", bare)):
+                client.send({"event": "pusher:subscribe", "data": {"channel": channel, "auth": auth}})
+                await client.next("pusher_internal:subscription_succeeded", channel)
+            client.unsubscribe("presence-a")
+            await client.subscribe("presence-a", 8)
+            for channel in ("presence-a", "private-a", "presence-granted", "presence-signed-in"):
+                client.send({"event": "client-x", "channel": channel, "data": "d"})
+            await server.wait_for("client-x", "presence-signed-in")
+            assert [event.user_id for event in server.published] == ["8", None, "9", "9"]
+
+
+async def test_of_a_request_that_is_published_in_part_only_the_fake_knows_which(real: Server) -> None:
+    with FakeServer() as fake:
+        for server, noted in ((fake, ["kept-a", "b"]), (real, ["kept-a"])):
+            server.keep_history("kept-")
+            async with Api(server) as api:
+                await api.publish("kept-a", "last", "d", end=True)
+                event = {"name": "more", "channels": ["kept-a", "b"], "data": "d"}
+                status, answer = await api.ask("POST", "/events", event)
+            assert (status, answer["code"]) == (409, "channel_ended")
+            assert [event.channel for event in server.published] == noted

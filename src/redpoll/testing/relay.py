@@ -20,7 +20,7 @@ from redpoll.protocol.errors import close_reason
 from redpoll.testing.port import request_of
 from redpoll.testing.request import Request
 
-__all__ = ["Relay", "take_frames"]
+__all__ = ["Relay", "RelayedSocket", "take_frames"]
 
 _READ_BYTES: Final = 65_536
 _MAX_HEAD_BYTES: Final = 16 * 1024
@@ -28,13 +28,13 @@ _MAX_HEAD_BYTES: Final = 16 * 1024
 
 class Relay:
     """`before` gets each request before it is forwarded, and returns the answer instead, or None. `after` gets it with
-    the status of its answer. `message` gets each text message of a client, with the connection's socket id."""
+    the status of its answer. `message` gets each text message of a client, with its connection."""
 
     def __init__(
         self,
         before: Callable[[Request], Response | None],
         after: Callable[[Request, int], None],
-        message: Callable[[bytes, str], None],
+        message: Callable[[bytes, RelayedSocket], None],
     ) -> None:
         self.upstream: tuple[str, int] = ("127.0.0.1", 0)
         self.sockets: set[RelayedSocket] = set()
@@ -107,7 +107,7 @@ class Relay:
 
     def _from_client(self, socket: RelayedSocket, data: bytes) -> None:
         for message in socket.from_client(data):
-            self._message(message, socket.socket_id)
+            self._message(message, socket)
 
 
 class RelayedSocket:

@@ -20,21 +20,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
 
+import msgspec
 from websockets.sync.client import connect
 
 from redpoll.ipc import command_socket
 from redpoll.protocol import incoming
-from redpoll.protocol.apps import App, parse_setting
+from redpoll.protocol.apps import App, CurrentApp, HistoryRule, Key, parse_setting
 from redpoll.protocol.auth import parse_query, sign_channel
+from redpoll.protocol.effects import Join
 from redpoll.protocol.errors import ApiError, Code
+from redpoll.protocol.grants import AppGrants
+from redpoll.protocol.limits import Limits
 from redpoll.protocol.messages import Call, decode_batch, decode_event
+from redpoll.protocol.session import Session
 from redpoll.testing.api import MAX_REMEMBERED, ONCE_S
 from redpoll.testing.expectations import Expectations
 from redpoll.testing.failures import Failures
 from redpoll.testing.loop_thread import LoopThread
 from redpoll.testing.recorder import Published
-from redpoll.testing.relay import Relay
+from redpoll.testing.relay import Relay, RelayedSocket
 from redpoll.testing.request import Request
 
 __all__ = ["Server", "ServerFailed"]
@@ -42,6 +48,8 @@ __all__ = ["Server", "ServerFailed"]
 _WITHIN_S: Final = 120.0
 _READY: Final = re.compile(r"^ready public=http://([^\s:]+):(\d+)", re.MULTILINE)
 _PUBLISHES: Final = re.compile(r"(?:/api/v1)?/apps/([^/]+)/(events|batch_events)").fullmatch
+# The messages that decide who a client is in a presence channel.
+_IDENTIFIES: Final = ("pusher:subscribe", "pusher:unsubscribe", "pusher:signin")
 
 
 class ServerFailed(RuntimeError):
@@ -62,6 +70,8 @@ class Server(Expectations):
         # Whether the app compares correlation ids, and until when it knows each.
         self._is_idempotent = False
         self._known_ids: dict[str, float] = {}
+        # Who each connection is in its presence channels.
+        self._sessions: WeakKeyDictionary[RelayedSocket, Session] = WeakKeyDictionary()
         self._relay = Relay(self._failures.answer, self._answered, self._sent)
         self._thread = LoopThread()
         self._listener: asyncio.Server | None = None
@@ -248,16 +258,37 @@ class Server(Expectations):
         self._known_ids[correlation_id] = now + ONCE_S
         return False
 
-    def _sent(self, message: bytes, socket_id: str) -> None:
+    def _sent(self, message: bytes, socket: RelayedSocket) -> None:
         """Notes a client event; one that the server refuses, too."""
         with contextlib.suppress(Exception):
             parsed = incoming.decode_message(message)
-            if parsed.event.startswith("client-"):
-                text = incoming.text_of(parsed.data)
-                self._recorder.add(Published(parsed.event, str(parsed.channel), text, sender=socket_id))
+            if parsed.event in _IDENTIFIES and socket.socket_id:
+                self._follow(message, socket)
+            elif parsed.event.startswith("client-"):
+                channel, text = str(parsed.channel), incoming.text_of(parsed.data)
+                user_id = self._user_id(socket, channel)
+                self._recorder.add(Published(parsed.event, channel, text, sender=socket.socket_id, user_id=user_id))
+
+    def _follow(self, message: bytes, socket: RelayedSocket) -> None:
+        """Gives the message to a session of our own. Here every subscribe with a right signature or grant succeeds."""
+        session = self._sessions.get(socket)
+        if session is None:
+            key = Key(key=self.app_key, secret=self.app_secret)
+            app = msgspec.structs.replace(_ANY_APP, id=self.app_id, keys=(key,))
+            first, _, second = socket.socket_id.partition(".")
+            session = Session((int(first), int(second)), CurrentApp(app, AppGrants(time.time)), _ANY_NUMBER)
+            self._sessions[socket] = session
+        for effect in session.receive(message, time.monotonic()):
+            if isinstance(effect, Join):
+                session.joined(effect.channel)
+
+    def _user_id(self, socket: RelayedSocket, channel: str) -> str | None:
+        session = self._sessions.get(socket)
+        subscription = session.channels.get(channel) if session is not None else None
+        return None if subscription is None else subscription.user_id
 
 
-# Every limit of an app at its greatest.
+# Takes whatever an app can be set to take.
 _ANY_APP: Final = App(
     id="",
     name="",
@@ -266,7 +297,12 @@ _ANY_APP: Final = App(
     max_channels=1_000,
     max_data_bytes=262_144,
     max_batch=1_000,
+    max_user_info_bytes=16_384,
+    grants=True,
+    # Only a channel with history takes an event with `end`.
+    history=(HistoryRule(id="000001", name="", prefix=True, keep=1, seconds=1),),
 )
+_ANY_NUMBER: Final = Limits(max_channels=1_000_000, subscribes_per_s=0.0)
 
 
 def _call(endpoint: str, request: Request) -> Call:
