@@ -16,7 +16,8 @@ class Answer {
   constructor() {
     this.chunks = [];
     this.ended = false;
-    this.readers = new Set();
+    // Each with the function that releases it, once.
+    this.readers = new Map();
     // Of a text: how much of it is in the chunks.
     this.taken = 0;
     // How many chunks came before it was given up, because nothing came.
@@ -33,20 +34,24 @@ class Answer {
     } else {
       this.chunks.push(chunk);
     }
-    for (const reader of this.readers) reader.enqueue(chunk);
+    for (const reader of this.readers.keys()) reader.enqueue(chunk);
     if (ENDS.includes(chunk.type)) this.end();
   }
 
   end() {
     this.ended = true;
-    for (const reader of this.readers) reader.close();
-    this.readers.clear();
+    for (const [reader, release] of this.readers) {
+      reader.close();
+      release();
+    }
   }
 
   // The page leaves the chat: what reads this answer ends as if it was stopped.
   leave() {
-    for (const reader of this.readers) reader.error(stopped());
-    this.readers.clear();
+    for (const [reader, release] of this.readers) {
+      reader.error(stopped());
+      release();
+    }
   }
 
   fail(errorText) {
@@ -69,11 +74,17 @@ class Answer {
     return answer;
   }
 
-  // A stream of all chunks from the first on.
+  // A stream of all chunks from the first on. Calls `released` once, when it no longer reads this answer.
   read(signal, released) {
     let reader;
-    const leave = () => {
-      this.readers.delete(reader);
+    const abort = () => {
+      reader.error(stopped());
+      release();
+    };
+    const release = () => {
+      // A stream that still has chunks can be cancelled after its end.
+      if (!this.readers.delete(reader)) return;
+      signal?.removeEventListener("abort", abort);
       released();
     };
     return new ReadableStream({
@@ -84,18 +95,12 @@ class Answer {
           controller.close();
           return released();
         }
-        this.readers.add(controller);
-        if (!signal) return undefined;
-        const abort = () => {
-          if (!this.readers.has(controller)) return;
-          controller.error(stopped());
-          leave();
-        };
-        if (signal.aborted) abort();
-        else signal.addEventListener("abort", abort, { once: true });
+        this.readers.set(controller, release);
+        if (signal?.aborted) abort();
+        else signal?.addEventListener("abort", abort, { once: true });
         return undefined;
       },
-      cancel: leave,
+      cancel: release,
     });
   }
 }
@@ -258,9 +263,7 @@ class Chat {
     if (this.isClosed) return;
     this.timer = setTimeout(() => {
       const isRead = Array.from(this.answers.values()).some((answer) => answer.readers.size);
-      // A reader that ends with its answer says nothing.
-      if (isRead) this.touch();
-      else if (!this.watchers.size && !this.uses) this.idle();
+      if (!isRead && !this.watchers.size && !this.uses) this.idle();
     }, IDLE_MS);
   }
 

@@ -13,6 +13,8 @@ const CAUGHT_UP_WITHIN_MS = 10000;
 const ALIVE_WITHIN_MS = 45000;
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 5000;
+// Statuses that are final even without the server's code: asking again changes nothing.
+const FINAL_STATUSES = [400, 401, 403];
 
 // A source, or a pusher-js client as one.
 export function sourceOf(source) {
@@ -228,10 +230,13 @@ export function streamSource(options) {
   return { follow: (name, listener) => followStream(options, name, listener) };
 }
 
-// The server's refusals have a code.
-function isOwnRefusal(text) {
+// Whether an address that has worked may work again. A proxy answers while the server is away; the server's own refusals
+// have a code. 408, also the server's, means that the request came too slowly.
+function mayHeal(status, text) {
+  if (status === 408) return true;
   const refused = textOrJson(text);
-  return typeof refused === "object" && refused !== null && typeof refused.code === "string";
+  const isOwn = typeof refused === "object" && refused !== null && typeof refused.code === "string";
+  return !isOwn && !FINAL_STATUSES.includes(status);
 }
 
 function followStream({ server, app, token, fetch: ask = (...request) => fetch(...request) }, name, listener) {
@@ -294,8 +299,7 @@ function followStream({ server, app, token, fetch: ask = (...request) => fetch(.
       }
       if (!answer.ok) {
         const text = await answer.text();
-        // It has been the right address: a proxy answers while the server is away.
-        if (hasWorked && !isOwnRefusal(text)) return waitMs;
+        if (hasWorked && mayHeal(answer.status, text)) return waitMs;
         listener.failed(new Error(`${address} answered ${answer.status}: ${text}`));
         return null;
       }

@@ -72,6 +72,18 @@ const message = (offset, delta) => ({ offset, event: "answer", data: JSON.string
   await passed();
   assert.equal(failures.length, 2);
   assert.ok(failures[1].endsWith("answered 404: no route"));
+  // What doesn't heal ends it, also without a code; the server's 408 does heal.
+  for (const status of [400, 401, 403]) {
+    follow(up, () => new Response("sign in", { status }));
+    await passed();
+    assert.ok(failures.pop().endsWith(`answered ${status}: sign in`));
+  }
+  const late = () => Response.json({ error: "late", code: "bad_request" }, { status: 408 });
+  const early = () => new Response("", { status: 425 });
+  follow(up, late, early, up, unknown);
+  await passed();
+  assert.ok(failures.pop().includes("no such app"));
+  assert.equal(failures.length, 2);
   mock.timers.reset();
 }
 

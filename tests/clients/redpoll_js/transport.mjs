@@ -1,6 +1,7 @@
 // The transport, with the AI SDK's own reader, over a source that the test controls: chunks of the AI SDK, gaps, silence.
 // It is copied to a folder with the package and run; it throws where something isn't as it should be.
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { mock } from "node:test";
 import { readUIMessageStream } from "ai";
 import { RedpollChatTransport } from "redpoll-js/ai";
@@ -200,15 +201,30 @@ function isWhole({ message, error }) {
   mock.timers.tick(60_000);
   assert.ok(state.isLeft);
 
-  const long = made();
-  const answer = await long.transport.sendMessages(ask);
-  long.send("start");
-  mock.timers.tick(60_000);
-  assert.ok(!long.isLeft);
-  long.send("finish");
-  for await (const chunk of answer) assert.ok(chunk);
-  mock.timers.tick(60_000);
-  assert.ok(long.isLeft);
+  // A reader's end counts once, however it ends: 30 s after the last one the chat is left. Nothing stays at the signal.
+  const ends = {
+    finish: ({ send }) => send("finish"),
+    error: ({ listener }) => listener.gap(),
+    abort: (_state, _stream, stopping) => stopping.abort(),
+    cancel: (_state, stream) => stream.cancel(),
+  };
+  for (const [name, end] of Object.entries(ends)) {
+    const long = made();
+    const stopping = new AbortController();
+    const answer = await long.transport.sendMessages({ ...ask, abortSignal: stopping.signal });
+    long.send("start");
+    mock.timers.tick(45_000);
+    assert.ok(!long.isLeft, name);
+    await end(long, answer, stopping);
+    assert.deepEqual(getEventListeners(stopping.signal, "abort"), [], name);
+    mock.timers.tick(20_000);
+    stopping.abort();
+    await answer.cancel().catch(() => {});
+    mock.timers.tick(9_999);
+    assert.ok(!long.isLeft, name);
+    mock.timers.tick(1);
+    assert.ok(long.isLeft, name);
+  }
 
   const refused = made({ fetch: async () => (mock.timers.tick(60_000), new Response("busy", { status: 503 })) });
   await assert.rejects(refused.transport.sendMessages(ask), { message: "busy" });
