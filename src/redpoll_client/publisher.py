@@ -219,11 +219,10 @@ class Publisher(PublisherBase):
         `end`.
 
         More than ten are sent in parts, one after the other, so their order stays. Each part is published whole or not
-        at all, but for channels that are ended (BadRequest); an error's `published` is the number of events in the
-        parts before it. The parts' correlation ids are
-        `correlation_id` with `-1`, `-2`, …, so a repeat of the call with the same one repeats no part where the server
-        compares ids. The answer has `batch`, a list by index, if an event asked for `info`. An empty batch sends
-        nothing.
+        at all, except for channels that are ended (BadRequest). An error's `published` is the number of events in the
+        parts before it. The parts' correlation ids are `correlation_id` with `-1`, `-2`, …, so a repeat of the call
+        with the same one repeats no part where the server compares ids. The answer has `batch`, a list by index, if an
+        event asked for `info`. An empty batch sends nothing.
         """
         parts = self._batch_parts(batch, already_encoded, correlation_id)
         return _run_parts(self.send, parts)

@@ -78,7 +78,7 @@ def _nothing_beside(name: str, others: Mapping[str, object]) -> None:
     """Raises ValueError for arguments that would be ignored."""
     given = [other for other, value in others.items() if value is not None]
     if given:
-        raise ValueError(f"{', '.join(given)} can't be given together with {name}, which says it already")
+        raise ValueError(f"{', '.join(given)} can't be given together with {name}")
 
 
 def _from_url(url: str, name: str) -> Endpoint:

@@ -91,7 +91,7 @@ class SubscriberBase:
         if queue < 1 or not timeout > 0:
             raise ValueError("queue and timeout must be positive")
         if key is None:
-            endpoint = endpoint_of(None, None, None, ssl, host, port, url=url, prefix=prefix)
+            endpoint = endpoint_of(ssl=ssl, host=host, port=port, url=url, prefix=prefix)
         else:
             if url is not None or host is None:
                 raise ValueError("give the key with host and no url, or url alone")
