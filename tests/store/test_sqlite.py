@@ -63,7 +63,9 @@ async def test_task_cancelled_twice_leaves_no_unfinished_task(database):
     assert not left or not (await asyncio.wait(left, timeout=60))[1]
 
 
-async def test_closing_waits_for_connections_whose_task_was_cancelled(database, wait_until):
+@pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
+async def test_closing_waits_for_connections_whose_task_was_cancelled(database, wait_until, has_ended):
+    """Also for a thread that has ended, and whose last word has yet to reach the loop."""
     connection, reader, go_on = await held(database, wait_until)
     while not reader.done():
         reader.cancel()
@@ -71,6 +73,8 @@ async def test_closing_waits_for_connections_whose_task_was_cancelled(database, 
     assert connection.stopped is not None
     assert not connection.stopped.done()
     go_on.set()
+    if has_ended:
+        connection._thread.join(60)
     await database.close()
     assert connection.stopped.done()
 

@@ -48,9 +48,9 @@ class _Connection(aiosqlite.Connection):
             self.stopped = super().stop()
         return self.stopped
 
-    def runs(self) -> bool:
-        """Its thread has begun and not ended."""
-        return self._thread.is_alive()
+    def end(self) -> asyncio.Future[Any] | None:
+        """Stops it, also in use. Returns `stopped`; None if its thread has not begun."""
+        return self.stop() if self.stopped is not None or self._thread.is_alive() else None
 
 
 class Sqlite:
@@ -83,7 +83,7 @@ class Sqlite:
         completed; their tasks get the result, and an error afterwards."""
         await self.engine.dispose()
         # Those of tasks that go on, or that were cancelled and don't wait, are not in the pool.
-        stopped = [connection.stop() for connection in list(self._connections) if connection.runs()]
+        stopped = [connection.end() for connection in list(self._connections)]
         await asyncio.gather(*filter(None, stopped), return_exceptions=True)
 
     @asynccontextmanager
