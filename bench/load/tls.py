@@ -6,8 +6,8 @@ One worker, and bench/load/bare_tls.c with the same certificate (ECDSA P-256); c
 are measured in turns, by the processor time of the worker and of the C server. Not measured: wall times.
 
 - idle: growth of the resident set for a subscribed connection; traffic: after 20 events and a ping.
-- half: the same for a connection that has sent its first message and doesn't go on. Each row of memory has servers of
-  its own, because a process uses what earlier connections left.
+- begun, half: the same for a connection that has sent half of its first message, or all of it, and doesn't go on. Each
+  row of memory has servers of its own, because a process uses what earlier connections left.
 - full, resumed: connect, handshake, upgrade and subscribe.
 - single, batch: deliveries to 1,000 clients, one event at a time, and ten in one SSL_write.
 """
@@ -108,10 +108,15 @@ class Side:
             crowd.ask("close")
         return used / (connections - WARM)
 
-    def half(self) -> float:
+    def half(self, *, whole: bool) -> float:
+        """Bytes of each connection that has sent its first message; with `whole` false, half of it."""
         with self.crowd() as crowd:
+            # A process's first handshake costs more than the others.
+            crowd.ask("open", 1, 1, 0)
             before = rss_bytes(self.pid)
-            crowd.ask("hello", HALF)
+            if crowd.ask("hello", HALF, int(whole)) != [0]:
+                raise SystemExit("a half handshake was lost")
+            time.sleep(1)
             held = rss_bytes(self.pid) - before
             crowd.ask("close")
         return held / HALF
@@ -179,21 +184,24 @@ def sides() -> Iterator[dict[str, Side]]:
             }
 
 
+MEMORY: dict[str, Callable[[Side, int], float]] = {
+    "begun": lambda side, _: side.half(whole=False),
+    "half": lambda side, _: side.half(whole=True),
+    "idle": lambda side, connections: side.memory(connections, traffic=False),
+    "traffic": lambda side, connections: side.memory(connections, traffic=True),
+}
+
+
 def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, list[float]]] = {}
 
     def note(row: str, name: str, value: float) -> None:
         rows.setdefault(row, {}).setdefault(name, []).append(value)
 
-    memory: dict[str, Callable[[Side], float]] = {
-        "half": Side.half,
-        "idle": lambda side: side.memory(options.connections, traffic=False),
-        "traffic": lambda side: side.memory(options.connections, traffic=True),
-    }
-    for row, figure in memory.items() if "memory" in options.only else ():
+    for row, figure in MEMORY.items() if "memory" in options.only else ():
         with sides() as both:
             for name, side in both.items():
-                note(row, name, figure(side))
+                note(row, name, figure(side, options.connections))
     with sides() as both:
         for name, side in [*both.items()] * options.repeat:
             if "handshakes" in options.only:
@@ -217,7 +225,7 @@ def main() -> None:
     figures = measure(options)
     rows = []
     for name, row in figures.items():
-        is_memory = name in ("idle", "traffic", "half")
+        is_memory = name in MEMORY
         ratio = row["redpoll"] / row["bare"] if is_memory else row["bare"] / row["redpoll"]
         digits = 0 if is_memory else 2
         rows.append(

@@ -7,7 +7,8 @@
  *   open COUNT AT_ONCE RESUME     further clients, up to COUNT in all, each connected and subscribed; with RESUME 1 they
  *                                 show the first ticket of all. Answer: clients, those of them that were resumed,
  *                                 those that were lost
- *   hello COUNT                   COUNT connections that send a ClientHello, read the answer and do nothing more
+ *   hello COUNT WHOLE             COUNT connections that send a ClientHello, or with WHOLE 0 the first half of it, and
+ *                                 do nothing more. Answered when a whole one has its answer
  *   expect BYTES                  answered when all clients together have got BYTES more since the last `expect`
  *   ping                          each sends pusher:ping; answered when all have got something
  *   close                         close all, with close_notify
@@ -32,7 +33,7 @@
 #include <unistd.h>
 
 enum { MAX_CLIENTS = 1 << 16, EVENTS_AT_ONCE = 256, HEAD_BYTES = 2048 };
-enum state { LOST, SHAKING, HEAD, SUBSCRIBING, READY, HALF };
+enum state { LOST, SHAKING, HEAD, SUBSCRIBING, READY, BEGUN, HALF };
 
 struct client {
     int fd;
@@ -64,10 +65,24 @@ static void lose(struct client *c) {
     close(c->fd);
     free(c->got);
     if (c->state == READY) ready--;
-    lost += c->state != HALF;
+    lost += c->state < BEGUN || (c->state == HALF && !c->answered);
     c->state = LOST;
     c->ssl = NULL;
     c->got = NULL;
+}
+
+static void send_hello(struct client *c) {
+    char *hello;
+    BIO *out = BIO_new(BIO_s_mem());
+    /* Without an answer to read, SSL_connect doesn't go on. */
+    SSL_set_bio(c->ssl, BIO_new(BIO_s_mem()), out);
+    SSL_connect(c->ssl);
+    long size = BIO_get_mem_data(out, &hello);
+    if (c->state == BEGUN) size /= 2;
+    if (send(c->fd, hello, size, MSG_NOSIGNAL) != size) {
+        perror("tls_crowd: hello");
+        exit(1);
+    }
 }
 
 static void hear(int index);
@@ -89,16 +104,15 @@ static void begin(int index, int resume, enum state state) {
         SSL_set_session(c->ssl, copy);
         SSL_SESSION_free(copy);
     }
-    SSL_set_fd(c->ssl, c->fd);
-    /* Without an answer to read, SSL_connect doesn't go on. */
-    if (state == HALF) SSL_set0_rbio(c->ssl, BIO_new(BIO_s_mem()));
+    if (state < BEGUN) SSL_set_fd(c->ssl, c->fd);
     c->state = state;
+    c->answered = 0;
     c->filled = 0;
     c->got = malloc(HEAD_BYTES);
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)index};
     epoll_ctl(epoll_fd, EPOLL_CTL_ADD, c->fd, &event);
     ERR_clear_error();
-    if (state == HALF) SSL_connect(c->ssl);
+    if (state >= BEGUN) send_hello(c);
     else hear(index);
 }
 
@@ -107,8 +121,11 @@ static void hear(int index) {
     struct client *c = &clients[index];
     int size;
     if (c->state == LOST) return;
-    if (c->state == HALF) {
-        while ((size = recv(c->fd, bytes, sizeof bytes, 0)) > 0) received += size;
+    if (c->state >= BEGUN) {
+        while ((size = recv(c->fd, bytes, sizeof bytes, 0)) > 0) {
+            answers += !c->answered;
+            c->answered = 1;
+        }
         if (size == 0) lose(c);
         return;
     }
@@ -155,7 +172,7 @@ static void hear_some(void) {
 
 static void obey(void) {
     char line[128];
-    int want, at_once, resume;
+    int want, at_once, resume, whole;
     uint64_t bytes;
     if (!fgets(line, sizeof line, stdin)) exit(0);
     if (sscanf(line, "open %d %d %d", &want, &at_once, &resume) == 3) {
@@ -165,10 +182,11 @@ static void obey(void) {
             hear_some();
         }
         printf("%d %d %d\n", ready, resumed, lost);
-    } else if (sscanf(line, "hello %d", &want) == 1) {
-        for (int i = 0; i < want; i++) begin(count++, 0, HALF);
-        for (int i = 0; i < 20; i++) hear_some();
-        printf("%d\n", want);
+    } else if (sscanf(line, "hello %d %d", &want, &whole) == 2) {
+        answers = lost = 0;
+        for (int i = 0; i < want; i++) begin(count++, 0, whole ? HALF : BEGUN);
+        while (whole && answers < want && !lost) hear_some();
+        printf("%d\n", lost);
     } else if (sscanf(line, "expect %lu", &bytes) == 1) {
         printf("ready\n");
         fflush(stdout);
@@ -187,7 +205,7 @@ static void obey(void) {
     } else if (!strcmp(line, "close\n")) {
         for (int i = 0; i < count; i++)
             if (clients[i].state != LOST) {
-                if (clients[i].state != HALF) SSL_shutdown(clients[i].ssl);
+                if (clients[i].state < BEGUN) SSL_shutdown(clients[i].ssl);
                 lose(&clients[i]);
             }
         count = ready = 0;
