@@ -14,8 +14,8 @@ from redpoll.protocol.auth import NO_SECRET, channel_fault, check_grant, grant_k
 from redpoll.protocol.channels import PRESENCE, Kind, kind_of
 from redpoll.protocol.claims import MAX_GRANT_BYTES, digest_of
 from redpoll.protocol.errors import ClientError, Code
+from redpoll.protocol.frames import SignIn, Subscribe
 from redpoll.protocol.grants import AppGrants, Grant
-from redpoll.protocol.incoming import SignIn, Subscribe
 from redpoll.protocol.presence import Member, info_fault, parse_member
 from redpoll.protocol.users import User, parse_user
 

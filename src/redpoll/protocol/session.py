@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 
 import msgspec
 
-from redpoll.protocol import frames, incoming
+from redpoll.protocol import frames
 from redpoll.protocol.access import ANONYMOUS, PENDING, REVOKED, Access, Identity, Refused, Subscription, is_grant
 from redpoll.protocol.apps import App, CurrentApp
 from redpoll.protocol.channels import (
@@ -109,10 +109,10 @@ class Session:
     def receive(self, message: bytes, now: float) -> list[Effect]:
         """Handles one complete text message, received at `now` (monotonic seconds). Never raises."""
         try:
-            parsed = incoming.decode_message(message)
+            parsed = frames.decode_message(message)
             event = parsed.event
             if event == "pusher:subscribe":
-                return self._subscribe(incoming.data_of(parsed.data), now)
+                return self._subscribe(frames.data_of(parsed.data), now)
             if event == "pusher:ping":
                 return [_PONG]
             if event.startswith("client-"):
@@ -120,7 +120,7 @@ class Session:
             if event == "pusher:pong":
                 return []
             if event == "pusher:unsubscribe":
-                return self._unsubscribe(incoming.data_of(parsed.data), now)
+                return self._unsubscribe(frames.data_of(parsed.data), now)
             if event == "pusher:signin":
                 return self._sign_in(parsed.data)
             if event == "pusher:history":
@@ -179,7 +179,7 @@ class Session:
 
     def _subscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         try:
-            request = incoming.decode_subscribe(data)
+            request = frames.decode_subscribe(data)
         except msgspec.ValidationError as invalid:
             return self._malformed_subscribe(data, str(invalid), now)
         channel = request.channel
@@ -258,7 +258,7 @@ class Session:
 
     def _malformed_subscribe(self, data: msgspec.Raw | str, fault: str, now: float) -> list[Effect]:
         """If the channel's name is readable, the refusal goes to the channel; otherwise this is a bad frame."""
-        request = incoming.decode_anything(data)
+        request = frames.decode_anything(data)
         channel = request.get("channel") if isinstance(request, dict) else None
         if not isinstance(channel, str):
             return self._bad_frame(f"Invalid subscribe: {fault}", now)
@@ -268,7 +268,7 @@ class Session:
 
     def _unsubscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         """Has no answer. Ignored if the connection isn't subscribed."""
-        channel = incoming.decode_unsubscribe(data).channel
+        channel = frames.decode_unsubscribe(data).channel
         subscription = self.channels.pop(channel, None)
         if subscription is None:
             return []
@@ -315,7 +315,7 @@ class Session:
     def _sign_in(self, data: msgspec.Raw) -> list[Effect]:
         """A connection that is signed in can't become another user (protocol/README.md "Users and watchlists")."""
         try:
-            request = incoming.decode_sign_in(incoming.data_of(data))
+            request = frames.decode_sign_in(frames.data_of(data))
             access = self._access() if is_grant(request.auth) else None
             user = self._identity.sign_in(self._current_app, access, self.socket_id, request)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as malformed:
@@ -359,7 +359,7 @@ class Session:
             return self._reject(f"{_REJECTED} the subscription to channel {channel} is in progress", now)
         if subscription.grant is not None and not subscription.grant.client_events:
             return self._reject(f"{_REJECTED} the grant's may for channel {channel} lacks 'client_events'", now)
-        text = incoming.text_of(data)
+        text = frames.text_of(data)
         size = len(text) if text.isascii() else len(text.encode())
         if size > app.max_data_bytes:
             return self._reject(f"{_REJECTED} data has {size} bytes; at most {app.max_data_bytes} are allowed", now)
@@ -373,7 +373,7 @@ class Session:
 
     def _ask_history(self, data: msgspec.Raw, now: float) -> list[Effect]:
         """Only for channels that the connection is subscribed to: who may receive new messages may read old ones."""
-        request = incoming.decode_history(incoming.data_of(data))
+        request = frames.decode_history(frames.data_of(data))
         channel = request.channel
         subscription = self.channels.get(channel)
         if subscription is None:

@@ -26,7 +26,7 @@ import msgspec
 from websockets.sync.client import connect
 
 from redpoll.ipc import command_socket
-from redpoll.protocol import incoming
+from redpoll.protocol import frames
 from redpoll.protocol.apps import App, CurrentApp, HistoryRule, Key, parse_setting
 from redpoll.protocol.auth import parse_query, sign_channel
 from redpoll.protocol.effects import Join
@@ -261,11 +261,11 @@ class Server(Expectations):
     def _sent(self, message: bytes, socket: RelayedSocket) -> None:
         """Notes a client event; one that the server refuses, too."""
         with contextlib.suppress(Exception):
-            parsed = incoming.decode_message(message)
+            parsed = frames.decode_message(message)
             if parsed.event in _IDENTIFIES and socket.socket_id:
                 self._follow(message, socket)
             elif parsed.event.startswith("client-"):
-                channel, text = str(parsed.channel), incoming.text_of(parsed.data)
+                channel, text = str(parsed.channel), frames.text_of(parsed.data)
                 user_id = self._user_id(socket, channel)
                 self._recorder.add(Published(parsed.event, channel, text, sender=socket.socket_id, user_id=user_id))
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from redpoll.cluster.membership.agenda import Agenda
 from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.membership.local_channel import LocalChannel
+from redpoll.cluster.membership.local_channels import Agenda
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link

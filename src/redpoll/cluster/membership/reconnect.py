@@ -24,7 +24,7 @@ from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.membership.local_channel import UNKNOWN, LocalChannel
 from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.online import Online
-from redpoll.cluster.membership.rosters import read_first
+from redpoll.cluster.membership.replies import read_first
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown

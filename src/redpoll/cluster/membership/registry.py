@@ -32,8 +32,7 @@ from redpoll.cluster.membership.local_channels import LocalChannels
 from redpoll.cluster.membership.membership_events import MembershipEvents, report
 from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.reconnect import Reconnect
-from redpoll.cluster.membership.replies import Replies
-from redpoll.cluster.membership.rosters import Rosters
+from redpoll.cluster.membership.replies import Replies, Rosters
 from redpoll.cluster.membership.signed_in import SignedInUsers, needs_sign_ins
 from redpoll.cluster.membership.sync import Sync
 from redpoll.cluster.membership.timings import Timings

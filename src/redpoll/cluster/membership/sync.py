@@ -15,7 +15,6 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.membership.agenda import Agenda, CountDelay, Reassertion
 from redpoll.cluster.membership.catchup import Catchup
 from redpoll.cluster.membership.connection_state import ALL_SHARDS, ConnectionState, RedisState
 from redpoll.cluster.membership.hold_call import (
@@ -35,8 +34,9 @@ from redpoll.cluster.membership.incarnation import Incarnation
 from redpoll.cluster.membership.join import Join, JoinState, Stage
 from redpoll.cluster.membership.join_queue import JoinQueue
 from redpoll.cluster.membership.local_channel import LocalChannel, TopicSubscription
-from redpoll.cluster.membership.local_channels import LocalChannels
+from redpoll.cluster.membership.local_channels import Agenda, CountDelay, LocalChannels
 from redpoll.cluster.membership.places import Outcome, Places
+from redpoll.cluster.membership.reassertion import Reassertion
 from redpoll.cluster.membership.replies import Replies
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys
