@@ -85,6 +85,24 @@ async def test_a_repeated_correlation_id_publishes_once():
             assert server.assert_published("paid", times=2).data == "2"
 
 
+async def test_the_repetition_of_a_request_that_was_published_in_part_publishes_the_rest():
+    with FakeServer(idempotency=True) as server:
+        server.keep_history("kept-")
+        async with Api(server) as api:
+            await api.publish("kept-a", "last", "d", end=True)
+            event = {"name": "more", "channels": ["kept-a", "b"], "data": "d", "correlation_id": "order-7"}
+            for _ in range(2):
+                status, answer = await api.ask("POST", "/events", event)
+                assert (status, answer["code"]) == (409, "channel_ended")
+            assert server.assert_published("more", times=1).channel == "b"
+            status, answer = await api.ask("POST", "/events", {**event, "data": "another"})
+            assert (status, answer["code"]) == (409, "idempotency_conflict")
+            assert (await api.ask("DELETE", "/channels/kept-a/history"))[0] == 200
+            for _ in range(2):
+                assert await api.ask("POST", "/events", event) == (200, {})
+            assert [one.channel for one in server.published if one.name == "more"] == ["b", "kept-a"]
+
+
 async def test_channels_are_paged(server, api):
     client = await Socket.connect(server)
     for name in ("a", "b", "c"):

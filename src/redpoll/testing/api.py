@@ -6,8 +6,8 @@ doesn't have, such as the event log, is answered 404.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -75,11 +75,15 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _encode: Final = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Remembered:
+    """A request with a correlation id. `published`: its events, by index and channel. `answer` is None while it was
+    carried out in part only: a repetition publishes the rest."""
+
     fingerprint: bytes
-    answer: bytes
     until: float
+    published: set[tuple[int, str]] = field(default_factory=set)
+    answer: bytes | None = None
 
 
 class Api:
@@ -189,14 +193,17 @@ class Api:
         return self._publish(request, decode_batch(request.body, request.app))
 
     def _publish(self, request: Request, call: Call) -> Response:
-        def publish() -> bytes:
+        def publish(published: set[tuple[int, str]]) -> bytes:
             histories, ended = request.space.histories, False
             for at, (name, data, channels, excluded) in enumerate(call.events_of()):
                 for channel in channels:
+                    if (at, channel) in published:
+                        continue
                     if histories.has_ended(channel):
                         ended = True
                         continue
                     self._hub.publish(request.space, channel, name, data, excluded, call.correlation_id)
+                    published.add((at, channel))
                     if at in call.ends:
                         histories.end(channel)
             if ended:
@@ -216,25 +223,33 @@ class Api:
         (info,) = call.infos
         return _encode(TriggerResponse({channel: self._attributes(request, channel, info) for channel in names[0]}))
 
-    def _once(self, request: Request, call: Call, publish: Any) -> Response:
+    def _once(self, request: Request, call: Call, publish: Callable[[set[tuple[int, str]]], bytes]) -> Response:
         """Publishes, unless the app compares correlation ids and this one was used."""
         correlation_id = call.correlation_id
         if correlation_id is not None:
             request.more_headers += header_line("X-Service-Correlation-Id", correlation_id)
         if correlation_id is None or not request.app.idempotency:
-            return request.ok(publish())
+            return request.ok(publish(set()))
         known_by = fingerprint(call.is_batch, request.params, request.body)
         key, now = (request.app.id, correlation_id), self._clock.now()
         known = self._remembered.get(key)
-        if known is not None and known.until > now:
-            if known.fingerprint != known_by:
-                raise idempotency_conflict()
-            return request.ok(known.answer)
-        body: bytes = publish()
-        if len(self._remembered) >= MAX_REMEMBERED:
+        if known is None or known.until <= now:
+            known = _Remembered(known_by, now + ONCE_S)
+        elif known.fingerprint != known_by:
+            raise idempotency_conflict()
+        if known.answer is None:
+            try:
+                known.answer = publish(known.published)
+            finally:
+                # The id of a refused request can be used again, unless some of its events were published.
+                if known.published:
+                    self._remember(key, known)
+        return request.ok(known.answer)
+
+    def _remember(self, key: tuple[str, str], known: _Remembered) -> None:
+        if key not in self._remembered and len(self._remembered) >= MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = _Remembered(known_by, body, now + ONCE_S)
-        return request.ok(body)
+        self._remembered[key] = known
 
     # -- channels
 
