@@ -1,7 +1,8 @@
+import asyncio
 import random
 
 from helpers.wire import BINARY, TEXT, frame
-from redpoll.testing.relay import take_frames
+from redpoll.testing.relay import Relay, take_frames
 
 
 def test_frames_are_taken_whole_however_the_bytes_come():
@@ -24,3 +25,32 @@ def test_frames_are_taken_whole_however_the_bytes_come():
         assert [(opcode, payload) for _, opcode, payload in taken] == sent
         assert b"".join(whole for whole, _, _ in taken) == stream
         assert not buffer
+
+
+async def test_a_client_that_is_connected_when_the_server_ends_causes_no_traceback():
+    faults = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    upgraded, ended = asyncio.Event(), asyncio.Event()
+
+    async def upstream(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        upgraded.set()
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    relay = Relay(lambda _: None, lambda _, __: None, lambda _, __: None)
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
+    relay.upstream = server.sockets[0].getsockname()
+    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    async with server, listener, asyncio.timeout(60):
+        before = asyncio.all_tasks()
+        _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        writer.write(b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\n\r\n")
+        await upgraded.wait()
+        (serving,) = (task for task in asyncio.all_tasks() - before if task.get_coro().__name__ == "serve")
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await ended.wait()
+        writer.close()
+    assert faults == []

@@ -78,6 +78,12 @@ async def test_settings_and_rules_reach_the_server(real: Server) -> None:
         await Socket.connect(real, extra="Sec-WebSocket-Version: 8\r\n")
 
 
+@pytest.mark.parametrize(("name", "why"), [("idempotency", "server.set"), ("activity_timeout", "has no setting")])
+def test_a_setting_that_serve_does_not_have_is_refused(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Server(**{name: 1})
+
+
 async def test_a_repeat_with_its_correlation_id_is_no_second_publish(real: Server) -> None:
     event = {"name": "n", "channel": "c", "data": "d", "correlation_id": "order-7"}
     async with Api(real) as api:

@@ -50,6 +50,9 @@ class Relay:
             await self._requests(reader, writer, up_reader, upstream)
         except (ConnectionError, h11.RemoteProtocolError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            # The loop ends. CPython 3.11 would print a traceback of a cancelled `serve`.
+            pass
         finally:
             for side in (writer, upstream):
                 if side is not None:

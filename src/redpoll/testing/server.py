@@ -25,9 +25,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 from websockets.sync.client import connect
 
+from redpoll.config.setting_table import TABLE
 from redpoll.ipc import command_socket
 from redpoll.protocol import frames
-from redpoll.protocol.apps import App, CurrentApp, HistoryRule, Key, parse_setting
+from redpoll.protocol.apps import SETTINGS, App, CurrentApp, HistoryRule, Key, parse_setting
 from redpoll.protocol.auth import parse_query, sign_channel
 from redpoll.protocol.effects import Join
 from redpoll.protocol.errors import ApiError, Code
@@ -57,10 +58,14 @@ class ServerFailed(RuntimeError):
 
 
 class Server(Expectations):
-    """`with Server(workers=2) as server:`. `settings` are those of `redpoll serve`, such as `activity_timeout_s=5`."""
+    """`with Server(workers=2) as server:`. `settings` are those of `redpoll serve`, such as `activity_timeout_s=5`;
+    ValueError for others."""
 
     def __init__(self, *, workers: int = 1, **settings: Any) -> None:
         super().__init__()
+        for name in settings.keys() - {setting.name for setting in TABLE}:
+            of_app = f"; it is the app's: `server.set({name}=...)` after the start" if name in SETTINGS else ""
+            raise ValueError(f"`redpoll serve` has no setting {name!r}{of_app}")
         self.host, self.port = "127.0.0.1", 0
         self.app_id, self.app_key, self.app_secret = "1", "fake-key", "fake-secret"
         self._settings = {"workers": workers, "trigger_rate_per_minute": 0, "shutdown_grace_s": 0, **settings}
