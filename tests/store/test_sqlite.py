@@ -27,6 +27,19 @@ async def read(database: Sqlite, text: str) -> object:
         return (await connection.execute(sa.text(text))).scalar_one()
 
 
+async def make_wait(connection, wait_until):
+    """The connection's thread waits for the event that is returned."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        began.set()
+        return go_on.wait(60)
+
+    connection._tx.put_nowait((None, wait))
+    await wait_until(began.is_set)
+    return go_on
+
+
 async def held(database, wait_until):
     """A connection, a task that reads from it, and the event that the statement waits for."""
     await read(database, "SELECT 1")
@@ -90,6 +103,36 @@ async def test_closing_waits_for_statements_that_still_run(database, wait_until)
     await closing
     assert connection.stopped.done()
     await asyncio.gather(reader, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["leaves", "cancelled"])
+async def test_a_task_that_ends_while_the_file_is_closed_logs_no_fault(database, wait_until, caplog, is_cancelled):
+    """Its connection will be closed, and with that its transaction rolled back."""
+    begun, leave = asyncio.Event(), asyncio.Event()
+
+    async def use() -> None:
+        async with database.reading():
+            begun.set()
+            await leave.wait()
+
+    task = asyncio.create_task(use())
+    await begun.wait()
+    (connection,) = database._connections
+    go_on = await make_wait(connection, wait_until)
+    closing = asyncio.create_task(database.close())
+    await wait_until(lambda: connection.stopped is not None)
+    if is_cancelled:
+        task.cancel()
+    leave.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    go_on.set()
+    async with asyncio.timeout(60):
+        await closing
+        await asyncio.wait((task,))
+    assert task.cancelled() == is_cancelled
+    assert task.cancelled() or task.exception() is None
+    assert not caplog.records
 
 
 async def test_errors_give_the_reason_but_no_parameters(database):

@@ -34,11 +34,11 @@ _UNAVAILABLE: Final = {
 
 
 class _Connection(aiosqlite.Connection):
-    """An aiosqlite connection that may be stopped twice.
+    """An aiosqlite connection that may be stopped while a task uses it, and twice.
 
     If a task is cancelled and then cancelled again while its connection is being closed, SQLAlchemy stops the
     connection too. Without this class, the close would wait forever for a thread that has ended. `stopped` is done when
-    the thread no longer uses the loop.
+    the thread no longer uses the loop; the thread then has closed the file, which rolls back.
     """
 
     stopped: asyncio.Future[Any] | None = None
@@ -51,6 +51,16 @@ class _Connection(aiosqlite.Connection):
     def end(self) -> asyncio.Future[Any] | None:
         """Stops it, also in use. Returns `stopped`; None if its thread has not begun."""
         return self.stop() if self.stopped is not None or self._thread.is_alive() else None
+
+    async def rollback(self) -> None:
+        if self.stopped is None:
+            await super().rollback()
+
+    async def close(self) -> None:
+        if self.stopped is None:
+            await super().close()
+        else:
+            await asyncio.wait((self.stopped,))
 
 
 class Sqlite:
