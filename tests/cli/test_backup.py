@@ -10,6 +10,7 @@ import pytest
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
 from redpoll.cli import backup
+from redpoll.ipc.command_socket import CommandError, ask, socket_path
 
 
 def test_what_changed_since_the_backup_is_gone_after_the_restore(typed, app_id, tmp_path):
@@ -137,6 +138,30 @@ async def test_a_running_server_takes_restored_records_and_keeps_its_connections
         refused = await run("restore", str(other))
         assert (refused.exit_code, "the restore failed" in refused.stderr) == (1, True)
         assert sorted(path.name for path in (server.folder / "data").glob("*.partial*")) == []
+
+
+async def test_the_server_has_the_file_before_it_answers_so_the_command_may_end(typed, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    with Server(workers=1) as server:
+        data = server.folder / "data"
+        for words in (("backup", str(file)), ("app", "create", "later")):
+            assert (await asyncio.to_thread(typed, *words, "--data-dir", str(data))).exit_code == 0
+        given = data / "given.partial"
+        backup.copy_database(file, given)
+        backup._raise_directory_version(given)
+        await asyncio.to_thread(ask, socket_path(data), "server restore", {"file": str(given)})
+        assert not given.exists()
+
+        async def apps() -> list[str]:
+            try:
+                return [row["id"] for row in await asyncio.to_thread(ask, socket_path(data), "app list", {})]
+            except (OSError, CommandError):
+                return []
+
+        await eventually(apps, [server.app_id])
+        assert {path.name for path in data.glob("redpoll.sqlite.*")} == {"redpoll.sqlite.before-restore"}
+        with pytest.raises(CommandError, match="can't be put in place"):
+            await asyncio.to_thread(ask, socket_path(data), "server restore", {"file": str(given)})
 
 
 @pytest.mark.parametrize(("command", "tool"), [("backup", "pg_dump"), ("restore", "pg_restore")])

@@ -1,16 +1,18 @@
 """Connections whose task is cancelled, and what errors reveal."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.store.errors import StoreUnavailable, reason_of
-from redpoll.store.sqlite import Sqlite
+from redpoll.store.sqlite import Sqlite, finish_restore, restoring
 
 SLOW = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 100000) SELECT count(*) FROM n"
 
@@ -164,3 +166,44 @@ async def test_a_file_that_is_full_or_locked_is_unavailable_until_it_no_longer_i
     assert not isinstance(caught.value, StoreUnavailable)
     await write("max_page_count=1000")
     assert await read(database, "SELECT count(*) FROM t") == 1
+
+
+# -- restores
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A database with its -wal, one that replaces it, and what is left of an earlier restore."""
+    for name in ("a", "a-wal", "a.restoring", "a.before-restore", "a.before-restore-wal", "a.before-restore-shm"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def contents(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_restore_moves_the_present_file_and_its_wal(files):
+    assert finish_restore(files / "a")
+    assert contents(files) == {"a": "a.restoring", "a.before-restore": "a", "a.before-restore-wal": "a-wal"}
+    assert not finish_restore(files / "a")
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_a_restore_that_was_cut_off_is_finished_without_loss(files, monkeypatch, moves):
+    rename, done = Path.rename, []
+
+    def cut_off(path, target):
+        if len(done) == moves:
+            raise OSError("cut off")
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", cut_off)
+        patched.setattr(os, "replace", cut_off)
+        with suppress(OSError):
+            finish_restore(files / "a")
+    finish_restore(files / "a")
+    assert contents(files) == {"a": "a.restoring", "a.before-restore": "a", "a.before-restore-wal": "a-wal"}
+    assert not restoring(files / "a").exists()

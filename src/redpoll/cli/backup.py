@@ -80,11 +80,12 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
       redpoll restore today.sqlite --data-dir /var/lib/redpoll
     """
     from redpoll.host import datafolder
-    from redpoll.store.sqlite import put_in_place
+    from redpoll.store.sqlite import finish_restore, restoring
 
     _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
     database = _database(settings)
-    partial = database.with_name(database.name + ".partial")
+    # Not that of another restore.
+    partial = database.with_name(f"{database.name}.{os.getpid()}.partial")
     try:
         try:
             with (
@@ -94,7 +95,8 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
             ):
                 copy_database(file, partial)
                 _raise_directory_version(partial)
-                put_in_place(partial, database)
+                os.replace(partial, restoring(database))
+                finish_restore(database)
         except datafolder.DataFolderInUse as error:
             _restore_running(file, partial, database, error)
     except (OSError, sqlite3.Error, datafolder.DataFolderError) as error:
@@ -103,10 +105,11 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
 
 
 def _restore_running(file: Path, partial: Path, database: Path, in_use: Exception) -> None:
-    """Has the running server replace its records: its control plane closes them and starts again. Raises OSError or
-    sqlite3.Error."""
+    """Has the running server replace its records: its control plane takes the file over, closes its records and starts
+    again, also if this command is ended meanwhile. Raises OSError or sqlite3.Error."""
     from redpoll.host import datafolder
     from redpoll.ipc.command_socket import CommandError, ask, socket_path
+    from redpoll.store.sqlite import restoring
 
     server = socket_path(database.parent)
     with datafolder.as_owner(database.parent), _temporary(partial):
@@ -121,7 +124,7 @@ def _restore_running(file: Path, partial: Path, database: Path, in_use: Exceptio
         deadline = time.monotonic() + _RESTORED_WITHIN_S
         while True:
             try:
-                if not partial.exists():
+                if not restoring(database).exists():
                     ask(server, "server show", {})
                     return
             except (OSError, CommandError):

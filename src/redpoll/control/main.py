@@ -43,7 +43,7 @@ from redpoll.ipc.messages import (
 from redpoll.store.charts import Charts
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.eventlog import EventLog
-from redpoll.store.sqlite import put_in_place
+from redpoll.store.sqlite import restoring
 from redpoll.store.store import Store, database_url
 from redpoll.text import logs
 
@@ -104,7 +104,6 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     store = await _open_store(database_url(start.data_dir, start.settings.database_url))
     event_log = await _open_event_log(start)
     charts = await _open_charts(start)
-    restored: list[Path] = []
     try:
         records = Records(store, max_unsent_bytes=start.settings.max_unsent_bytes)
         await records.load()
@@ -133,7 +132,8 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, plane.stop)
 
         def restore(file: Path) -> None:
-            restored.append(file)
+            os.replace(file, restoring(Path(start.data_dir) / "redpoll.sqlite"))
+            # The supervisor starts the next process, which opens it.
             plane.stop()
 
         usage, reload = plane.observation.usage, plane.live_settings.reload
@@ -153,10 +153,6 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             await event_log.close()
         if charts is not None:
             await charts.close()
-    if restored:
-        # The supervisor starts the next process, which opens it.
-        put_in_place(restored[-1], Path(start.data_dir) / "redpoll.sqlite")
-        log.info("records restored", file=str(Path(start.data_dir) / "redpoll.sqlite"))
 
 
 async def _run(plane: ControlPlane, child_pipe: ChildPipe) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from redpoll.store.errors import StoreUnavailable, reason_of
 
-__all__ = ["Sqlite", "opened_or_new", "put_in_place", "reason_of"]
+__all__ = ["Sqlite", "finish_restore", "opened_or_new", "reason_of", "restoring"]
 
 _File = TypeVar("_File")
 # Primary result codes of a file that can't be used at present.
@@ -180,16 +180,31 @@ async def opened_or_new(path: Path, open_file: Callable[[], Awaitable[_File]]) -
         return await open_file()
 
 
-def put_in_place(new: Path, database: Path) -> None:
-    """Makes the file `new`, of the same folder, the database. On disk when this returns. Raises OSError.
+def restoring(database: Path) -> Path:
+    """The file that replaces the database when it is opened next. Whoever renames a complete one to this has the
+    restore done, whatever happens afterwards."""
+    return database.with_name(database.name + ".restoring")
 
-    The present one, which must not be open, is moved to NAME.before-restore with its -wal, and not copied: it may be
-    damaged.
+
+def finish_restore(database: Path) -> bool:
+    """Makes the file `restoring`, if there is one, the database, which must not be open. On disk when this returns
+    True. Raises OSError; calling it again goes on from there, also after a crash.
+
+    The present one is moved to NAME.before-restore with its -wal, and not copied: it may be damaged.
     """
-    for suffix in ("", "-wal", "-shm"):
-        previous = database.with_name(f"{database.name}.before-restore{suffix}")
-        previous.unlink(missing_ok=True)
-        present = database.with_name(database.name + suffix)
+    new = restoring(database)
+    if not new.exists():
+        return False
+    name = database.name
+    moved = {
+        database.with_name(name + suffix): database.with_name(f"{name}.before-restore{suffix}")
+        for suffix in ("", "-wal", "-shm")
+    }
+    if database.exists():
+        # Otherwise an earlier call has moved it.
+        for previous in moved.values():
+            previous.unlink(missing_ok=True)
+    for present, previous in moved.items():
         if present.exists():
             present.rename(previous)
     os.replace(new, database)
@@ -198,6 +213,7 @@ def put_in_place(new: Path, database: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+    return True
 
 
 def _explain(context: ExceptionContext) -> StoreUnavailable | None:

@@ -22,7 +22,7 @@ from redpoll.store.audit import Actor
 from redpoll.store.errors import StoreError, StoreUnavailable, reason_of
 from redpoll.store.postgres import Postgres
 from redpoll.store.schema import changes, meta
-from redpoll.store.sqlite import Sqlite
+from redpoll.store.sqlite import Sqlite, finish_restore
 
 if TYPE_CHECKING:
     from redpoll.store.migrating import Schema
@@ -95,11 +95,18 @@ class Store:
 
     @classmethod
     async def open(cls, url: str) -> "Store":
-        """Connects, and creates the tables or migrates them to the newest version.
+        """Connects, and creates the tables or migrates them to the newest version. A restore that was begun is finished
+        before.
 
         `url` is `sqlite:PATH` or `postgresql://…`. Raises StoreError, or StoreUnavailable while PostgreSQL can't be
         reached.
         """
+        if url.startswith(_SQLITE):
+            try:
+                if finish_restore(Path(url.removeprefix(_SQLITE))):
+                    log.info("records restored", file=url.removeprefix(_SQLITE))
+            except OSError as error:
+                raise StoreError(f"the restored records can't be put in place: {error}") from error
         # FULL: a confirmed change survives a power loss. It costs little, because records change rarely.
         # The first must come before anything is written to a new file.
         database = _database(

@@ -128,7 +128,12 @@ async def _server_reload(context: Context, _args: dict[str, Any]) -> Any:
 async def _server_restore(context: Context, args: dict[str, Any]) -> Any:
     context.running("restoring into a running server")
     assert context.restore is not None
-    context.restore(Path(args["file"]))
+    if context.store.shared:
+        raise CommandError("the records are in PostgreSQL: restore them with pg_restore, with all servers stopped")
+    try:
+        context.restore(Path(args["file"]))
+    except OSError as error:
+        raise CommandError(f"{args['file']} can't be put in place: {error}") from error
     return {}
 
 
