@@ -93,6 +93,11 @@ async def test_a_nul_character_is_refused_before_a_database_could_see_it(browser
         assert (reply.status, b"NUL character" in reply.body) == (400, True), target
 
 
+async def test_a_query_of_too_many_fields_is_refused(browser):
+    reply = await browser.get("/dashboard/apps?" + "&".join(f"a{n}=1" for n in range(101)))
+    assert (reply.status, b"more than 100 parameters" in reply.body) == (400, True)
+
+
 async def test_htmx_requests_redirect_the_whole_page_to_the_login(open_browser):
     stranger = await open_browser()
     reply = await stranger.get("/dashboard/figures", **{"HX-Request": "true"})

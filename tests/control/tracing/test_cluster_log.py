@@ -1,6 +1,7 @@
 """The event logs of several nodes, searched as one: on real files and a real Redis."""
 
 import asyncio
+import base64
 
 import pytest
 
@@ -116,7 +117,8 @@ async def test_cursor_of_a_node_that_was_alone_goes_on_with_its_own_log(nodes):
     first = await two.log.find("3", Query(), 1)
     assert first.next.isdigit()
     assert (await two.times(1, cursor=first.next))[0] == [200, 50]
-    for wrong in ("x", "9" * 16, "e30", "-1", "ü"):
+    forged = (b'{"before":{},"until_ms":9223372036854775808}', b'{"before":{"two":-1}}')
+    for wrong in ("x", "9" * 16, "e30", "-1", "ü", *(base64.urlsafe_b64encode(one).decode() for one in forged)):
         with pytest.raises(ValueError, match="not a cursor"):
             await two.log.find("3", Query(), 1, wrong)
 

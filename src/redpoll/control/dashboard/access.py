@@ -22,6 +22,7 @@ from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Access, Handler, Place, Route
 from redpoll.control.records.records import Records
 from redpoll.protocol.apps import App
+from redpoll.protocol.auth import check_size
 from redpoll.protocol.errors import ApiError
 from redpoll.store.audit import Actor
 
@@ -53,7 +54,8 @@ class Visit:
         if "%00" in request.path or "%00" in request.query:
             # PostgreSQL's text can't have it, and nothing else needs it.
             raise ApiError("bad_request", "the path or the query has a NUL character")
-        self.query = dict(parse_qsl(request.query, keep_blank_values=True, max_num_fields=100))
+        check_size(request.query)
+        self.query = dict(parse_qsl(request.query, keep_blank_values=True))
         self._session = session
 
     @property

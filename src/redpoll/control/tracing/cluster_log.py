@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -46,12 +46,16 @@ class FoundTrace(NamedTuple):
 _Trace = tuple[CallRow | None, list[SpanRow]]
 
 
+# SQLite's integers. Who searches can write a cursor too.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class _Cursor(msgspec.Struct):
     """How far a search has come: the cursor of the next calls by node name; for nodes that have shown none, the time in
     ms of the last call."""
 
-    before: dict[str, int]
-    until_ms: int | None = None
+    before: dict[str, _Number]
+    until_ms: _Number | None = None
 
     def narrow(self, query: Query, name: str) -> Query:
         """The query for the rest of a node's calls."""
