@@ -1,6 +1,8 @@
 """How children are started: their settings, sockets and first messages."""
 
 import os
+import re
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -68,6 +70,25 @@ async def test_control_gets_the_list_of_living_workers_before_a_start_and_after_
     assert first["number"] == second["number"] == 1
     assert first["run"] == second["run"]
     assert len(bytes.fromhex(first["run"])) == 6
+
+
+async def test_a_worker_that_cannot_be_started_is_not_among_the_living_and_is_tried_more_and_more_slowly(
+    tree, wait_until
+):
+    tree.start(workers=2)
+    await wait_until(lambda: tree.is_ready)
+    supervisor, (lost,) = tree.process.pid, tree.pids("worker1")
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (4, limits[1]))
+    os.kill(lost, signal.SIGKILL)
+    await wait_until(lambda: tree.err.count("child not started") >= 2)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+    await wait_until(lambda: len(tree.pids("worker1")) == 2 and len(tree.notes("worker1")) > 0)
+    k = tree.notes("worker1")[0]["k"]
+    assert k > 3
+    await wait_until(lambda: tree.lists()[-1] == said(LivingWorkers([1, k], k)))
+    delays = re.findall(r"child (?:ended|not started) .*restart_in_s=([0-9.]+)", tree.err)
+    assert delays[:3] == ["0.1", "0.2", "0.4"]
 
 
 async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):

@@ -40,7 +40,7 @@ class Child:
     `process` (its number) and `ready` describe the present process. `ended` is set while no process runs,
     `stopped_listening` once the process has closed its listening sockets. `unanswered_at_start` counts the calls of
     `ping` that found no answer before the present process's first one. `quick_deaths` counts the processes in a row
-    that lived less than 10 s.
+    that lived less than 10 s, or couldn't be started.
     """
 
     def __init__(
@@ -73,15 +73,19 @@ class Child:
         """Starts a process. Raises OSError."""
         # NOTIFY_SOCKET is between systemd and the supervisor. Settings may be secret; children get theirs by pipe.
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # stdout is for the ready line
-            pass_fds=pass_fds,
-            preexec_fn=arm_child,
-            process_group=process_group,
-            env=environment,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),  # stdout is for the ready line
+                pass_fds=pass_fds,
+                preexec_fn=arm_child,
+                process_group=process_group,
+                env=environment,
+            )
+        except subprocess.SubprocessError as error:
+            # From `arm_child`.
+            raise OSError(str(error)) from error
         self._started_at = monotonic()
         self.ready = False
         self.unanswered_at_start = 0
@@ -150,6 +154,11 @@ class Child:
     def restart_delay_s(self) -> float:
         """The delay before the next start. It doubles with every quick death."""
         return min(_MAX_RESTART_DELAY_S, _FIRST_RESTART_DELAY_S * 2.0 ** (self.quick_deaths - 1))
+
+    def delay_after_failure_s(self) -> float:
+        """The delay after a process couldn't be started, which counts as a quick death."""
+        self.quick_deaths += 1
+        return self.restart_delay_s()
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process; does nothing when there is none."""

@@ -135,16 +135,23 @@ class Children:
         # Said before the process starts, so that a living worker is never missing from control's list.
         self.alive.add(child.process)
         self._starting()
-        self._start_child(child, "worker", number, child.process)
+        try:
+            self._start_child(child, "worker", number, child.process)
+        except BaseException:
+            # Publishes would wait for a worker that doesn't exist.
+            self.alive.discard(child.process)
+            child.process = 0
+            self._starting()
+            raise
         self._started(child)
 
     def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, process: int) -> None:
         assert child.listening is not None
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             command = self._place.command_of(role, number, theirs.fileno())
             child.spawn(command, pass_fds=(theirs.fileno(), *child.listening_fds()))
-        pipe = ChildPipe(ours.detach())
+            pipe = ChildPipe(ours.detach())
         child.connect(pipe)
         # SIGCHLD reports the end of a child, so end of file needs no handling.
         pipe.attach(

@@ -360,8 +360,8 @@ class Supervisor:
             child.start()
         except OSError as error:
             # Out of memory, processes or descriptors. This may pass, so try again.
-            delay_s = child.restart_delay_s()
-            log.error("child not started", child=child.name, reason=error.strerror, restart_in_s=delay_s)
+            delay_s = child.delay_after_failure_s()
+            log.error("child not started", child=child.name, reason=str(error), restart_in_s=delay_s)
             asyncio.get_running_loop().call_later(delay_s, self._restart, child)
 
     def _why_failed(self, child: Child) -> str:
