@@ -7,6 +7,7 @@ import pytest
 
 from helpers.bus_publishing import Outgoing, publish_all
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.scripts import HOLD
@@ -159,6 +160,36 @@ async def test_fenced_worker_takes_its_next_name_and_its_clients_notice_nothing(
         seen = [what for what, who in watcher.frames if who == user]
         assert seen in ([], ["removed", "added"])
     assert all(socket.state == "attached" for socket in own)
+
+
+async def test_worker_that_is_fenced_while_it_reads_whom_redis_lists_keeps_who_joins_under_its_next_name(
+    a, b, link, keys, wait_until, truth, monkeypatch
+):
+    before, went_on, asked = a.registry.worker_id, asyncio.Event(), a.link.ask
+    # As after a leave that Redis has lost again.
+    args = [before, 1, "p", "", "7", ROOM, 1, 0, keys.topic("7", ROOM), keys.publish, 0, 1, "ghost", ""]
+    assert (await link.execute(HOLD, hold_keys(keys, before, "7", ROOM, "p", ""), args))[0] == b"OK"
+    scans = []
+
+    async def ask(*command):
+        answer = await asked(*command)
+        if command[0] == b"HSCAN":
+            scans.append(command)
+            await went_on.wait()
+        return answer
+
+    monkeypatch.setattr(a.link, "ask", ask)
+    a.link.drop("test")
+    await wait_until(lambda: bool(scans))
+    await Reaper(link, keys, "ffffffffffff").reap(before)
+    await wait_until(lambda: a.registry.worker_id != before and a.registry.connection_state is ConnectionState.OPEN)
+    alice = await a.attach(ROOM, "alice")
+    went_on.set()
+    await b.attach(ROOM, "bob")
+    await wait_until(lambda: ("added", "bob") in alice.frames)
+    assert a.sockets.faults == []
+    a.leave(alice)
+    await truth.settled([a, b])
 
 
 async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):

@@ -153,6 +153,9 @@ class Reconnect:
         if self._registration is not None:
             self._registration.cancel()
             self._registration = None
+        # They read what Redis lists under the present name.
+        for scan in self._scans:
+            scan.cancel()
         self._connection.change(ConnectionState.FENCED)
         self._sync.stop()
         if self._sync.in_flight == 0:
