@@ -92,6 +92,8 @@ async def test_repeated_request_publishes_once(idempotency, link, keys, make_app
         assert await publish_all(bus, app, items, once=again.once) == [1, 1, 1]
     await wait_until(lambda: len(socket.events) == 2)
     assert [event[-1:] for event in socket.events + cached.events] == [b"1", b"3", b"2"]
+    # A repetition that is claimed at the last moment finds what was published.
+    assert await link.ask(b"TTL", keys.published("7", "news", claim.once, 0)) > await link.ask(b"TTL", claim.key)
 
 
 async def test_claim_that_redis_does_not_confirm_is_unavailable(link, keys, redis):

@@ -30,13 +30,15 @@ from redpoll.cluster.redis.primary import Checked, question_of
 from redpoll.cluster.redis.scripts import PUBLISH
 from redpoll.protocol.apps import App, HistoryRule
 
-__all__ = ["ONCE_S", "Bus", "Cached", "Unavailable", "ask_within", "read_cached"]
+__all__ = ["MARKED_S", "ONCE_S", "Bus", "Cached", "Unavailable", "ask_within", "read_cached"]
 
 # A publisher gets its answer within 2 s, also if Redis didn't confirm.
 CONFIRM_S: Final = 1.9
 
-# How long a request with a correlation id, and each of its events, is remembered.
+# How long a request with a correlation id is remembered. What was done for it is longer, because a repetition at the
+# last moment may take its time.
 ONCE_S: Final = 120
+MARKED_S: Final = ONCE_S + 10
 
 T = TypeVar("T")
 
@@ -307,7 +309,9 @@ class Bus:
         if rule is not None:
             epoch = f"{self._run}{next(self._epochs):x}"
             store = StoreTerms(rule.keep, rule.seconds, cap_of_shard(app.max_history_channels), epoch, rule.era)
-        names, args = encode(self._keys, app.id, channel, flags, tail, app.cache_ttl_s, ONCE_S, store, row, once, index)
+        names, args = encode(
+            self._keys, app.id, channel, flags, tail, app.cache_ttl_s, MARKED_S, store, row, once, index
+        )
         self.published += 1
         self.link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
 

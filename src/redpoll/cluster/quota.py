@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from redpoll.cluster.bus import CONFIRM_S, ask_within
+from redpoll.cluster.bus import CONFIRM_S, MARKED_S, ask_within
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import SPEND
@@ -51,10 +51,10 @@ class Quota:
         """The UTC day, `YYYYMMDD`."""
         return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y%m%d")
 
-    async def spend(self, app_id: str, n: int, limit: int) -> Spent:
-        """Counts `n` messages that are about to be published, or none of them. Raises Unavailable: they may be
-        counted."""
-        return await self._run(app_id, self.today(), n, limit, 0)
+    async def spend(self, app_id: str, n: int, limit: int, once: str | None = None) -> Spent:
+        """Counts `n` messages that are about to be published, or none of them. With `once` (`Claim.once`) they are
+        counted once, however often this is called. Raises Unavailable: they may be counted."""
+        return await self._run(app_id, self.today(), n, limit, 0, once)
 
     def spend_then(self, app_id: str, n: int, limit: int, done: Callable[[Any], None]) -> None:
         """As `spend`, without waiting. `done` gets a Spent, a ReplyError or a LinkDown, in the order of the calls."""
@@ -70,7 +70,8 @@ class Quota:
         """Makes the count of a day at least `n`, and returns it. Raises Unavailable."""
         return (await self._run(app_id, day, 0, 0, n)).used
 
-    async def _run(self, app_id: str, day: str, n: int, limit: int, at_least: int) -> Spent:
-        names, args = (self._keys.spent(app_id, day),), (n, limit, at_least, _LIFETIME_S)
+    async def _run(self, app_id: str, day: str, n: int, limit: int, at_least: int, once: str | None = None) -> Spent:
+        marker = () if once is None else (self._keys.counted(app_id, once),)
+        names, args = (self._keys.spent(app_id, day), *marker), (n, limit, at_least, _LIFETIME_S, MARKED_S)
         ok, used = await ask_within(self._link, lambda: self._link.execute(SPEND, names, args), self._confirm_s)
         return Spent(ok == 1, used)

@@ -99,6 +99,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.published("A", "C", "ONCE", 0).replace(b"ONCE.0", b"ONCE.INDEX"),
         keys.request("A", "H").replace(b"{%b}" % request.encode(), b"{%b}" % tag.encode()),
         keys.spent("A", "YYYYMMDD").replace(b"{%b}" % day.encode(), b"{%b}" % tag.encode()),
+        keys.counted("A", "ONCE").replace(b"{%b}" % day.encode(), b"{%b}" % tag.encode()),
         keys.places("A").replace(b"{%b}" % placed.encode(), b"{%b}" % tag.encode()),
         keys.resumed("A", "U").replace(b"{%b}" % user.encode(), b"{%b}" % tag.encode()),
         keys.answers("ID"),

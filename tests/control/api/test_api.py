@@ -10,6 +10,8 @@ import pusher
 import pytest
 
 from redpoll import _frame
+from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.idempotency import Idempotency
 from redpoll.protocol.apps import HistoryRule
 
 SECRET = "7ad3773142a6692b25b8"
@@ -628,6 +630,20 @@ async def test_a_repeated_request_is_not_counted_and_a_refused_one_may_be_repeat
     await limited(3)
     assert (await plane.trigger(channels=["a", "b"], correlation_id="2")).status == 200
     assert (await plane.trigger()).status == 429
+
+
+@pytest.mark.usefixtures("idempotent")
+async def test_a_repetition_whose_first_answer_was_lost_is_not_counted_again(plane, limited, monkeypatch):
+    async def lost(*_):
+        raise Unavailable("no answer from Redis")
+
+    await limited(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Idempotency, "settle", lost)
+        assert (await plane.trigger(channels=["a", "b"], correlation_id="1")).status == 200
+    reply = await plane.trigger(channels=["a", "b"], correlation_id="1")
+    assert (reply.status, reply.headers["x-ratelimit-remaining"]) == (200, "0")
+    assert (await plane.trigger(channels=["a"], correlation_id="2")).status == 429
 
 
 async def test_without_idempotency_the_id_is_only_echoed(plane, hear, wait_until):

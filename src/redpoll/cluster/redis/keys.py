@@ -185,6 +185,10 @@ class Keys:
     def spent(self, app_id: str, day: str) -> bytes:
         return b"%bd:%b:%b" % (self.shards.head(app_id, "%day"), app_id.encode(), day.encode())
 
+    def counted(self, app_id: str, once: str) -> bytes:
+        pseudo = "%day"
+        return b"%bi:%b:%b:%b" % (self.shards.head(app_id, pseudo), app_id.encode(), pseudo.encode(), once.encode())
+
     def rate(self, address: str) -> bytes:
         return b"%brate:%b" % (self.shards.head("", address), address.encode())
 

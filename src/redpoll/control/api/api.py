@@ -181,7 +181,7 @@ class Api:
         if claim.answer is not None:
             return claim.answer
         try:
-            await self._spend(request, call.count)
+            await self._spend(request, call.count, claim.once)
         except ApiError:
             # If the claim stays, a repeated request is counted again, and refused again.
             await self._withdraw(claim)
@@ -216,13 +216,14 @@ class Api:
         assert self._tracer is not None
         self._tracer.accepted(request)
 
-    async def _spend(self, request: Request, messages: int) -> None:
-        """Count the messages against the app's daily limit, if any. Raises ApiError `daily_limit_exceeded`."""
+    async def _spend(self, request: Request, messages: int, once: str | None = None) -> None:
+        """Count the messages against the app's daily limit, if any; with `once`, once. Raises ApiError
+        `daily_limit_exceeded`."""
         app, daily = request.app, self._daily
         limit = app.daily_limit
         if limit is None:
             return
-        spent = await daily.spend(app, messages, limit)
+        spent = await daily.spend(app, messages, limit, once)
         if spent.ok:
             if b"X-RateLimit-" not in request.more_headers:
                 request.more_headers += daily.headers(spent, limit)

@@ -92,14 +92,14 @@ class DailyLimit:
             self._restoring.cancel()
             self._restoring = None
 
-    async def spend(self, app: App, messages: int, limit: int) -> Spent:
-        """Counts `messages` before they are published; all of them or none. Raises Unavailable.
+    async def spend(self, app: App, messages: int, limit: int, once: str | None = None) -> Spent:
+        """Counts `messages` before they are published; all of them or none; with `once`, once. Raises Unavailable.
 
         While Redis is away it waits; the caller sets a timeout.
         """
         if not self._restored.is_set():
             await self._restored.wait()
-        spent = await self._quota.spend(app.id, messages, limit)
+        spent = await self._quota.spend(app.id, messages, limit, once)
         if spent.used > self._known.get(app.id, 0) and self._day == self._quota.today():
             self._known[app.id] = spent.used
         return spent
