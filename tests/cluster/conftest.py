@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -310,6 +311,21 @@ async def link(redis) -> AsyncIterator[Link]:
         await link.wait_up()
     yield link
     await link.close()
+
+
+@pytest.fixture
+def full(link) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """`async with full():`, with a Redis that has no memory left."""
+
+    @asynccontextmanager
+    async def without_memory() -> AsyncIterator[None]:
+        await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
+        try:
+            yield
+        finally:
+            await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
+
+    return without_memory
 
 
 @pytest.fixture

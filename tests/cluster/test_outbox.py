@@ -454,15 +454,12 @@ async def test_shard_that_cannot_be_drained_holds_up_no_other(calls, outbox, lin
         await outbox.take()
 
 
-async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, link):
+async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, full):
     await calls.room(joins=[("a", "")])
-    await link.ask(b"CONFIG", b"SET", b"maxmemory", 1)
-    try:
+    async with full():
         await calls.room(gone=["a"])
         assert len(await rows_of(outbox)) == 4
         assert await rows_of(outbox) == []
-    finally:
-        await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
 
 
 # Too many rows

@@ -56,6 +56,14 @@ async def test_a_beat_says_what_is_new(follower, other, link, keys, wait_until):
     follower.redis.close()
 
 
+async def test_grants_are_revoked_when_redis_has_no_memory_left(follower, other, link, keys, wait_until, full):
+    async with full():
+        await other.redis.add(REVOKED)
+        follower.check(await last_id(link, keys))
+        await wait_until(lambda: sorted(follower.table) == sorted(REVOKED))
+    follower.redis.close()
+
+
 async def test_what_redis_lost_is_written_again_by_any_process(follower, other, link, keys):
     await follower.redis.add(REVOKED)
     await follower.redis.read()

@@ -40,6 +40,11 @@ async def test_every_worker_is_asked_and_every_answer_is_returned(workers, link,
     assert await link.ask(b"TTL", keys.answers(question.id)) <= 10
 
 
+async def test_answers_arrive_when_redis_has_no_memory_left(workers, link, keys, full):
+    async with full():
+        assert len(await Survey(link, keys, answer_s=60).ask(QUESTION)) == len(workers)
+
+
 async def test_without_workers_the_survey_ends_at_once(link, keys):
     assert await Survey(link, keys, answer_s=60).ask(QUESTION) == {}
 

@@ -16,6 +16,7 @@ import structlog
 
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import WRITE
 from redpoll.protocol.grants import MAX_LIFETIME_S, RevokedGrants
 
 __all__ = ["RevokedInRedis"]
@@ -99,20 +100,9 @@ class RevokedInRedis:
         pairs = [(f"{app_id} {subject}", at_s) for app_id, subject, at_s in revoked]
         self._added += -(-len(pairs) // _PAIRS_PER_ENTRY)
         oldest = int(self.table.clock() * 1_000) - _KEPT_MS
-        await self._link.ask_all(
-            [
-                (
-                    b"XADD",
-                    self._keys.revoked_grants,
-                    b"MINID",
-                    b"~",
-                    oldest,
-                    b"*",
-                    *_flat(pairs[at : at + _PAIRS_PER_ENTRY]),
-                )
-                for at in range(0, len(pairs), _PAIRS_PER_ENTRY)
-            ]
-        )
+        key, terms = self._keys.revoked_grants, (b"XADD", b"MINID", b"~", oldest, b"*")
+        parts = (pairs[at : at + _PAIRS_PER_ENTRY] for at in range(0, len(pairs), _PAIRS_PER_ENTRY))
+        await asyncio.gather(*(self._link.execute(WRITE, (key,), (*terms, *_flat(part))) for part in parts))
 
     async def fill(self) -> None:
         """After a connection to Redis: reads what others have written, writes what is missing there, and shortens a

@@ -24,6 +24,7 @@ from redpoll.cluster.nodes import Node, NodesView
 from redpoll.cluster.questions import Question, TopicMessage, encode, publication
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.redis.scripts import WRITE
 
 __all__ = ["Answerers", "NodeAnswers", "NodeSurvey", "Survey"]
 
@@ -112,7 +113,7 @@ class Answerers:
 
     def _send(self, question: Question, answer: object) -> None:
         key = self._keys.answers(question.id)
-        self._link.call(b"RPUSH", key, msgspec.json.encode((self._name(), answer)))
+        self._link.run(WRITE, (key,), (b"RPUSH", msgspec.json.encode((self._name(), answer))))
         self._link.call(b"EXPIRE", key, _LIFETIME_S)
 
 

@@ -20,7 +20,7 @@ from redpoll.cluster.nodes import UNDRAINED, Node, Nodes, entries_of, lead_call
 from redpoll.cluster.redis.cluster_link import open_link
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.cluster.redis.scripts import LEAD, REFUSED
+from redpoll.cluster.redis.scripts import LEAD, REFUSED, WRITE
 from redpoll.ipc.messages import NodesChanged
 
 __all__ = ["Heartbeat", "Listener"]
@@ -248,7 +248,7 @@ class Heartbeat:
         """Takes the node's entry in `drained`; empty if it was never drained, or if Redis has lost it."""
         if not entry:
             if self.drain_within_s is not None:
-                self.link.call(b"HSET", self._keys.drained, self._run, f"{self.drain_within_s:g}")
+                self.link.run(WRITE, (self._keys.drained,), (b"HSET", self._run, f"{self.drain_within_s:g}"))
             return
         within_s = None if entry == UNDRAINED else float(entry)
         if within_s != self.drain_within_s:

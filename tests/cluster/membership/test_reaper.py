@@ -338,6 +338,17 @@ async def test_unanswered_look_closes_the_connection(link, keys, redis, wait_unt
     await wait_until(lambda: link.up)
 
 
+async def test_dead_worker_is_reaped_when_redis_has_no_memory_left(link, keys, start_worker, wait_until, full):
+    b = await start_worker(2)
+    sockets = [b.join(ROOM, f"u{n}") for n in range(3)]
+    await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
+    await b.kill()
+    async with full():
+        await Reaper(link, keys, RUN).reap(b.registry.worker_id)
+    assert await link.ask(b"EXISTS", keys.members("7", ROOM)) == 0
+    assert await link.ask(b"HLEN", keys.beat) == 0
+
+
 async def test_floor_lets_a_second_reaper_find_users_that_remain(link, keys, start_worker, wait_until):
     b = await start_worker(2)
     sockets = [b.join(ROOM, f"u{n}") for n in range(3)]

@@ -20,7 +20,7 @@ from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, 
 from redpoll.cluster.nodes import KnownNode, Unchanged
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
-from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE
+from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE, WRITE
 from redpoll.cluster.redis.values import MemberEntry, WorkerId
 
 __all__ = ["Beats", "Reaper", "orphans"]
@@ -228,7 +228,7 @@ class Reaper:
         self._look_at = now + _LOOK_AGAIN_AFTER_S
         for w in await orphans(self._link, self._keys):
             log.warning("worker without a beat", w=w.decode())
-            await self._link.ask(b"HSETNX", self._keys.beat, w, _FENCED_BEAT)
+            await self._link.execute(WRITE, (self._keys.beat,), (b"HSETNX", w, _FENCED_BEAT))
 
     async def _wait_for_next_read(self) -> None:
         # Acts on what a supervisor says; the read for that doesn't count as one of the beats.
@@ -278,7 +278,7 @@ class Reaper:
         began = self._clock()
         # Whether an app has subscription_count turned on; read once per reap.
         counting: dict[str, bool] = {}
-        await self._link.ask(b"HSET", self._keys.beat, w, _FENCED_BEAT)
+        await self._link.execute(WRITE, (self._keys.beat,), (b"HSET", w, _FENCED_BEAT))
         fenced = await asyncio.gather(*(self._link.execute(FENCE, (self._keys.worker(at, w),)) for at in range(SHARDS)))
         for at, left in enumerate(fenced):
             if left:

@@ -38,6 +38,7 @@ __all__ = [
     "SPEND",
     "STALE",
     "UNKEPT",
+    "WRITE",
     "Script",
 ]
 
@@ -94,6 +95,7 @@ LEAD: Final = Script("lead")
 FORGET_NODE: Final = Script("forget_node")
 RATE: Final = Script("rate")
 RESTATE: Final = Script("restate")
+WRITE: Final = Script("write")
 
 ALL: Final = (
     REGISTER,
@@ -117,4 +119,5 @@ ALL: Final = (
     FORGET_NODE,
     RATE,
     RESTATE,
+    WRITE,
 )
