@@ -312,7 +312,12 @@ cdef FieldKind read_field(
     ):
         return UNUSUAL
     elif (
-        name_size == 13 and (is_name(name, 13, b"authorization", 13) or is_name(name, 13, b"x-service-key", 13))
+        name_size == 13
+        and (
+            is_name(name, 13, b"authorization", 13)
+            or is_name(name, 13, b"x-service-key", 13)
+            or is_name(name, 13, b"if-none-match", 13)
+        )
         or name_size == 16
         and (is_name(name, 16, b"x-service-secret", 16) or is_name(name, 16, b"content-encoding", 16))
         or name_size == 8 and is_name(name, 8, b"if-match", 8)

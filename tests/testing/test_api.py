@@ -65,6 +65,15 @@ async def test_tokens_and_the_header_pair_open_the_app(server):
             assert (answer.status, (await answer.json())["code"]) == (403, "insufficient_scope")
 
 
+async def test_browser_module_gets_304_if_the_page_has_it(server):
+    url = f"http://127.0.0.1:{server.port}/api/v1/redpoll.js"
+    async with aiohttp.ClientSession() as http:
+        async with http.get(url) as first:
+            assert first.status == 200
+        async with http.get(url, headers={"If-None-Match": first.headers["ETag"]}) as again:
+            assert (again.status, await again.read()) == (304, b"")
+
+
 async def test_auth_signs_what_the_server_accepts(server, api):
     client = await Socket.connect(server)
     form = {"socket_id": client.socket_id, "channel_name": "private-a"}

@@ -69,6 +69,7 @@ FIELDS: Final = (
     "Content-Type",
     "Content-Encoding",
     "If-Match",
+    "If-None-Match",
     "Origin",
     "Access-Control-Request-Headers",
     "traceparent",

@@ -106,6 +106,9 @@ class Api:
         def route(method: str, path: str, name: str, handler: Any, access: Access = Access.APP, **more: Any) -> Route:
             return Route(method, path, name, handler, access, **more)
 
+        def show_script(request: Request) -> Response:
+            return script.answer(request.headers.get("If-None-Match", ""))
+
         return [
             route("POST", "/apps/{app_id}/events", "events", self._trigger, scope="publish"),
             route("POST", "/apps/{app_id}/batch_events", "batch_events", self._batch, scope="publish"),
@@ -120,7 +123,7 @@ class Api:
             route("POST", "/apps/{app_id}/grants/revoke", "revoke_grants", self._revoke, scope="publish"),
             route("POST", "/apps/{app_id}/auth", "auth", self._authorize, scope="auth", cross_origin=True),
             route("OPTIONS", "/apps/{app_id}/auth", "auth_preflight", self._preflight, Access.OPEN, cross_origin=True),
-            route("GET", API_PREFIX + "/redpoll.js", "browser_module", lambda request: script.answer(""), Access.OPEN),
+            route("GET", API_PREFIX + "/redpoll.js", "browser_module", show_script, Access.OPEN),
             route("GET", "/healthz", "healthz", lambda request: request.plain(b'{"status":"ok"}'), Access.OPEN),
             route("GET", "/readyz", "readyz", lambda request: request.plain(b'{"status":"ready"}'), Access.OPEN),
             route(

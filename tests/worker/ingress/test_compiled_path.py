@@ -18,7 +18,7 @@ from redpoll.http import reader
 from redpoll.http.connection import State
 from redpoll.http.errors import error_response
 from redpoll.http.head import FieldTable
-from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, pack_fields
+from redpoll.http.messages import CLOSES, CONTINUE, FIELDS, HEAD_ONLY, LAST, PULL_LIMIT, pack_fields
 from redpoll.worker.ingress import http_requests
 from redpoll.worker.ingress.client_addresses import ClientAddresses
 from redpoll.worker.ingress.http_requests import TABLE, PublicConnection
@@ -206,6 +206,7 @@ LINES = [
     b"X-Service-Secret: \xc3\xa9",
     b"Authorization: Bearer t",
     b"Origin: https://a.example",
+    b'If-None-Match: "a"',
     b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     b"Content-Encoding: gzip",
     b"Host: two",
@@ -264,6 +265,14 @@ def test_a_usual_request_is_read_in_c_also_if_its_body_comes_later(monkeypatch):
     # A head in pieces isn't kept.
     in_parts, *_ = conversation([GOOD[:20], GOOD[20:]], False)
     assert (len(made), in_parts) == (1, requests[:1])
+
+
+# Control only reads PULL_LIMIT in what a worker adds to a pull.
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != PULL_LIMIT])
+def test_fields_that_control_reads_are_passed_on_in_c(name):
+    data = b"GET /api/v1/redpoll.js HTTP/1.1\r\nHost: h\r\n%b: some value\r\n\r\n" % name.upper().encode()
+    _, _, message, _ = pack_simple(data, 1, 0, b"192.0.2.1", FieldTable(FIELDS).kinds)
+    assert unpack_request(message).fields == {name: "some value"}
 
 
 @pytest.mark.parametrize("request_", LIBRARY_REQUESTS.values(), ids=LIBRARY_REQUESTS)

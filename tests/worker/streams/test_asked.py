@@ -54,7 +54,10 @@ def test_header_counts_more_than_the_query():
 
 def test_control_gets_only_the_fields_that_it_knows():
     found = asked(PATH, Origin=b"https://a", Accept=b"text/event-stream", Last_Event_ID=b" e_1 ", If_None_Match=b'"x"')
-    assert found.request.fields == [(FIELDS.index("Origin"), b"https://a")]
+    assert found.request.fields == [
+        (FIELDS.index("Origin"), b"https://a"),
+        (FIELDS.index("If-None-Match"), b'"x"'),
+    ]
     assert (found.accept, found.last_event_id, found.known_etag) == ("text/event-stream", "e_1", '"x"')
     assert found._replace(last_event_id="").reading().live is Live.EVENT_SOURCE
 

@@ -32,7 +32,6 @@ _TABLE: Final = FieldTable(
         "Cookie",
         "HX-Current-URL",
         "HX-Request",
-        "If-None-Match",
         "Sec-Fetch-Site",
         "X-CSRF-Token",
         "X-Forwarded-Proto",

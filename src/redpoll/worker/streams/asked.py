@@ -23,9 +23,10 @@ from redpoll.protocol.streams import Reading, accepts_events, parse_reading
 __all__ = ["READ_FIELDS", "Asked", "asked_of", "wants_events"]
 
 # The header fields that requests are read with: those for control, and those that only the worker reads.
-_OWN_FIELDS: Final = ("X-Forwarded-Proto", "Accept", "If-None-Match", "Last-Event-ID")
+_OWN_FIELDS: Final = ("X-Forwarded-Proto", "Accept", "Last-Event-ID")
 READ_FIELDS: Final = (*FIELDS, *_OWN_FIELDS)
-_ACCEPT, _IF_NONE_MATCH, _LAST_EVENT_ID = range(len(FIELDS) + 1, len(READ_FIELDS))
+_ACCEPT, _LAST_EVENT_ID = range(len(FIELDS) + 1, len(READ_FIELDS))
+_IF_NONE_MATCH: Final = FIELDS.index("If-None-Match")
 _AUTHORIZATION: Final = FIELDS.index("Authorization")
 _PATH: Final = re.compile(rb"[^?]*/apps/[^/?]+/channels/[^/?]+/stream(?:\?|$)").match
 _PARAMETER: Final = "token"
@@ -88,7 +89,7 @@ def asked_of(request: ParsedRequest) -> Asked | None:
         return None
     path, mark, query = request.target.decode("latin-1").partition("?")
     token, query = _without_token(query)
-    own = {place: value.decode("latin-1") for place, value in reversed(request.fields) if place >= len(FIELDS)}
+    values = {place: value.decode("latin-1") for place, value in reversed(request.fields)}
     fields = [(place, value) for place, value in request.fields if place < len(FIELDS)]
     if token is not None and all(place != _AUTHORIZATION for place, _ in fields):
         fields.append((_AUTHORIZATION, f"Bearer {token}".encode("latin-1", "replace")))
@@ -96,9 +97,9 @@ def asked_of(request: ParsedRequest) -> Asked | None:
     return Asked(
         request._replace(target=target, fields=fields),
         query,
-        own.get(_ACCEPT, ""),
-        own.get(_IF_NONE_MATCH, ""),
-        own.get(_LAST_EVENT_ID, "").strip(),
+        values.get(_ACCEPT, ""),
+        values.get(_IF_NONE_MATCH, ""),
+        values.get(_LAST_EVENT_ID, "").strip(),
     )
 
 
