@@ -135,6 +135,45 @@ def test_table_of_apps_with_the_spelling_of_a_database(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rates", "limit"),
+    [
+        # An app without a limit isn't slowed down below the default.
+        ((1, -1), 10),
+        ((-1, 1), 10),
+        ((30, -1), 30),
+        ((1, 30), 30),
+        ((30, 1), 30),
+        ((1, 2), 2),
+        ((0.3, 0.4), 1),
+    ],
+)
+def test_limit_of_client_events_is_that_of_the_fastest_app(tmp_path, rates, limit):
+    apps = [
+        {"id": str(at), "key": f"k{at}", "secret": "s", "enableClientMessages": True, "maxClientEventsPerSecond": rate}
+        for at, rate in enumerate(rates)
+    ]
+    # Its clients send no events, so its limit doesn't count.
+    apps.append({"id": "off", "key": "off", "secret": "s", "maxClientEventsPerSecond": 500})
+    plan = plan_of(tmp_path, {"appManager.array.apps": apps})
+    assert plan.server["client_events_per_second"] == limit
+    rows = {(row.app, row.theirs): row for row in plan.rows}
+    for at, rate in enumerate(rates):
+        if rate > 0:
+            row = rows["", f"maxClientEventsPerSecond of {at}"]
+            assert (row.ours, bool(row.note)) == (f"client_events_per_second={limit}", rate != limit)
+        else:
+            row = rows[str(at), "maxClientEventsPerSecond"]
+            assert row.note == f"redpoll allows {limit} a second and connection: client_events_per_second"
+    assert rows["off", "maxClientEventsPerSecond"].note == "the app has no client events"
+
+
+def test_without_limits_of_client_events_none_is_recommended(tmp_path):
+    plan = plan_of(tmp_path, [APP | {"enableClientMessages": True}])
+    assert "client_events_per_second" not in plan.server
+    assert "redpoll allows 10 a second" in without(plan)["maxClientEventsPerSecond"]
+
+
+@pytest.mark.parametrize(
     "source",
     [
         {"webhooks": {"batching": {"enabled": True, "duration": 50}}},

@@ -7,10 +7,12 @@ default is taken over too, so that what worked goes on working.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from redpoll.config.settings import Settings
 from redpoll.importing.documents import Document
 from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number
 from redpoll.protocol.apps import SETTINGS
@@ -107,10 +109,12 @@ def read(document: Document) -> Plan:
             "them from a database, export that table as a JSON array, and import that file"
         )
     limits = _Limits(options)
+    rates: list[_ClientRate] = []
     for index, fields in enumerate(apps):
         if not isinstance(fields, dict):
             raise SourceError(f"{document.path}: app {index} is not an object")
-        _app(plan, _Fields(fields), limits, f"{document.path}: app {index}")
+        rates.append(_app(plan, _Fields(fields), limits, f"{document.path}: app {index}"))
+    _client_rates(plan, rates)
     _server(plan, options)
     for path, value in options.rest():
         # Without it redpoll logs what soketi logs.
@@ -230,7 +234,21 @@ class _Fields:
         return list(self._unread.items())
 
 
-def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
+class _ClientRate(NamedTuple):
+    """An app's maxClientEventsPerSecond: the `value` as it was found, and as a number; 0 or less is no limit."""
+
+    app: AppPlan
+    value: Any
+    per_s: float
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the app's clients may send events."""
+        return self.app.settings.get("client_events") == "true"
+
+
+def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> _ClientRate:
+    """Adds an app. Returns its limit of client events, which depends on those of the other apps."""
     app = plan.app(fields.read("id"), fields.read("key"), fields.read("secret"), fields.read("name"), where=where)
     maximum = fields.read("maxConnections")
     if maximum is not None:
@@ -264,11 +282,13 @@ def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> None:
         seconds = limits.sign_in_ms[0] / 1_000
         app.set("enableUserAuthentication", True, "user_authentication_timeout_s", f"{seconds:g}")
     _rates(plan, app, fields)
+    client_events = fields.read("maxClientEventsPerSecond", -1)
     webhooks = fields.read("webhooks")
     for webhook in _from_text(webhooks) if isinstance(webhooks, str) else webhooks or ():
         _webhook(app, webhook, limits.batches_webhooks)
     for field, value in fields.rest():
         app.nothing(field, value, "redpoll has no such setting")
+    return _ClientRate(app, client_events, as_number(client_events, "maxClientEventsPerSecond"))
 
 
 def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
@@ -280,18 +300,30 @@ def _rates(plan: Plan, app: AppPlan, fields: _Fields) -> None:
         limit = max(per_minute, int(plan.server.get("trigger_rate_per_minute", 0)))
         note = "redpoll counts requests per client address and minute, not per app and second"
         plan.set(f"maxBackendEventsPerSecond of {app.id}", events, "trigger_rate_per_minute", limit, note)
-    events = fields.read("maxClientEventsPerSecond", -1)
-    per_s = as_number(events, "maxClientEventsPerSecond")
-    if per_s > 0:
-        limit = max(round(per_s), int(plan.server.get("client_events_per_second", 0)))
-        plan.set(f"maxClientEventsPerSecond of {app.id}", events, "client_events_per_second", limit)
-    elif as_bool(app.settings.get("client_events")):
-        app.nothing(
-            "maxClientEventsPerSecond", "none", "redpoll allows 10 a second and connection: client_events_per_second"
-        )
     reads = fields.read("maxReadRequestsPerSecond", -1)
     if as_number(reads, "maxReadRequestsPerSecond") > 0:
         app.nothing("maxReadRequestsPerSecond", reads, "redpoll doesn't limit reading requests")
+
+
+def _client_rates(plan: Plan, rates: Sequence[_ClientRate]) -> None:
+    """Recommends one limit for all apps: the greatest of theirs, so that none is slowed down. If an app has no limit,
+    not less than redpoll's default."""
+    default = Settings().client_events_per_second
+    limits = [math.ceil(rate.per_s) if rate.per_s > 0 else default for rate in rates if rate.is_used]
+    limit = max(limits, default=default)
+    for rate in rates:
+        if not rate.is_used:
+            if rate.per_s > 0:
+                rate.app.nothing("maxClientEventsPerSecond", rate.value, "the app has no client events")
+        elif rate.per_s > 0:
+            note = "" if rate.per_s == limit else "redpoll has one limit for all apps: the greatest of theirs"
+            plan.set(f"maxClientEventsPerSecond of {rate.app.id}", rate.value, "client_events_per_second", limit, note)
+        else:
+            rate.app.nothing(
+                "maxClientEventsPerSecond",
+                "none",
+                f"redpoll allows {limit} a second and connection: client_events_per_second",
+            )
 
 
 def _webhook(app: AppPlan, webhook: Any, batch: bool) -> None:
