@@ -34,6 +34,16 @@ def test_usage_is_printed_as_text_csv_and_json(typed, app_id, tmp_path):
     assert (row["app_id"], row["day"], row["published"]) == (app_id, today, 30_000)
 
 
+def test_nodes_that_did_not_answer_are_named(typed, monkeypatch):
+    day = {"app_id": "3", "day": "2023-11-14", "peak_connections": 1, "published": 2, "client_events": 3, "sent": 4}
+    answer = {"days": [day], "unanswered": ["one", "t\x1bwo"]}
+    monkeypatch.setattr("redpoll.cli.usage.run", lambda settings, verb, args: answer)
+    for words in ([], ["--json"], ["--csv"]):
+        result = typed("usage", *words)
+        assert "2023-11-14" in result.stdout
+        assert "one, t\\x1bwo: what it counted is missing" in result.stderr
+
+
 def test_unknown_app_is_an_error(typed, app_id):
     result = typed("usage", "nobody")
     assert (result.exit_code, result.stderr) == (1, "redpoll: there is no app with the id nobody\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from redpoll.cli.common import print_json
+from redpoll.cli.common import print_json, safe
 from redpoll.cli.execute import run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
@@ -30,13 +30,20 @@ def usage(app_id: str, days: int, as_csv: bool, settings: config.Settings, as_js
     Today is counted up to the last seconds; a killed control plane loses at most a minute. Days without use are left
     out, and days are kept for 400 days.
 
+    The days of all nodes are added up, so the most connections are an upper bound: nodes have theirs at different
+    times. Each node counts in its own data folder: nodes that have left are missing, and without a running server only
+    this node's days are shown.
+
     \b
     Examples:
       redpoll usage
       redpoll usage 1234567 --days 7
       redpoll usage --days 31 --csv > usage.csv
     """
-    rows: list[dict[str, Any]] = run(settings, "usage", {"app": app_id, "days": days})
+    answer = run(settings, "usage", {"app": app_id, "days": days})
+    rows: list[dict[str, Any]] = answer["days"]
+    if missing := answer["unanswered"]:
+        click.echo(f"no answer within a second from {safe(', '.join(missing))}: what it counted is missing", err=True)
     if as_json:
         print_json(rows)
         return

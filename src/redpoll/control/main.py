@@ -136,7 +136,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
             # The supervisor starts the next process, which opens it.
             plane.stop()
 
-        usage, reload = plane.observation.usage, plane.live_settings.reload
+        usage, reload = plane.observation.cluster_usage, plane.live_settings.reload
         context = Context(store, records, start.settings, webhooks, plane.cluster, usage, reload, restore)
         operators = await commands.serve_commands(context, socket_path(start.data_dir))
         if first_password is not None:

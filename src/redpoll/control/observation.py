@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from redpoll.cluster.traces import TraceReader
+from redpoll.control.observe.cluster_usage import ClusterUsage
 from redpoll.control.observe.usage import Usage
 from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.control.tracing.otlp import open_sender
@@ -45,6 +46,7 @@ class Observation:
             self.tracer = Tracer(event_log, TraceReader(link, keys, start.run), per_second, spans=self.spans)
             self.cluster_log = ClusterLog(event_log, survey, settings.node_name or socket.gethostname())
         self.usage = Usage(charts)
+        self.cluster_usage = ClusterUsage(self.usage, survey)
 
     def start(self) -> None:
         if self.tracer is not None:

@@ -231,7 +231,7 @@ class ControlPlane:
             ChannelHistory(self.cluster.history),
             EventTrace(self.observation.cluster_log),
             BrowserModule(),
-            self.observation.usage,
+            self.observation.cluster_usage,
             Verify(self.webhooks.secrets_of),
             GrantRequests(self.grants),
             PullRequests(self.webhooks.pulls),

@@ -26,6 +26,25 @@ async def test_internal_error_is_a_page_with_the_trace_id_and_no_detail(plane, b
     assert b"hunter2" not in reply.body
 
 
+async def test_usage_counts_this_nodes_workers_and_charts_have_only_apps_that_exist(plane):
+    sampler, run = plane.plane.dashboard.sampler, plane.plane.view.run
+
+    async def read():
+        # The records have the apps 3 and 4.
+        return {
+            f"{run}.1.0": {"by_app": {"3": [2, 0, 0], "gone": [1, 0, 0]}},
+            "f" * 12 + ".1.0": {"by_app": {"4": [5, 0, 0]}},
+        }
+
+    # Otherwise its own timer could take a sample before the workers are replaced.
+    await sampler.finish()
+    sampler._read_workers = read
+    await sampler.sample()
+    usage = plane.plane.observation.usage
+    assert [(day.app_id, day.peak_connections) for day in await usage.days("", 1)] == [("3", 2), ("gone", 1)]
+    assert [bool(sampler.of_app(app_id).columns()["time"]) for app_id in ("3", "4", "gone")] == [True, True, False]
+
+
 async def test_without_redis_record_pages_work_and_others_say_that_it_is_missing(make_plane, own_redis, log_in_to):
     plane = await make_plane(own_redis.url)
     browser = await log_in_to(plane)

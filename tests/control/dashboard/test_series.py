@@ -9,7 +9,7 @@ from redpoll.control.observe.usage import Usage
 class Server:
     """Counters as the sampler finds them, and a clock that moves five seconds a sample."""
 
-    def __init__(self, usage=None):
+    def __init__(self, usage=None, **options):
         self.now = 1000.0
         self.workers = {}
         self.webhooks = {}
@@ -23,6 +23,7 @@ class Server:
             lambda: self.attempts,
             clock=lambda: self.now,
             usage=usage,
+            **options,
         )
         self.sampler.timed = (self.route,)
 
@@ -98,6 +99,68 @@ async def test_what_an_app_sent_before_it_was_first_seen_counts_and_once():
         server.workers = {"a": worker(**by_app)}
         await server.sample()
     assert used == [("3", 0, 0, 4, 50), ("3", 1, 0, 0, 10)]
+
+
+async def test_usage_counts_this_nodes_workers_and_the_charts_those_of_all_nodes():
+    used = []
+
+    class Noted(Usage):
+        def count(self, *counts):
+            used.append(counts)
+
+    server = Server(Noted(None), is_own=lambda worker: worker == "own")
+    server.workers = {"own": worker(), "far": worker()}
+    await server.sample()
+    server.workers = {"own": worker(**{"3": [2, 5, 10]}), "far": worker(**{"3": [4, 10, 40], "4": [1, 5, 5]})}
+    await server.sample()
+    assert used == [("3", 2, 0, 5, 10)]
+    last = server.sampler.of_app("3").last()
+    assert (last["connections"], last["received"], last["sent"]) == (6, 3, 10)
+
+
+def has_series(server, app_id):
+    return bool(server.sampler.of_app(app_id).columns()["time"])
+
+
+async def test_app_with_traffic_gets_the_place_of_the_one_that_is_idle_for_the_longest_time(monkeypatch):
+    monkeypatch.setattr(series, "_MAX_APPS", 2)
+    server = Server()
+    server.published = {"1": 1}
+    await server.sample()
+    server.published |= {"2": 1}
+    await server.sample()
+    server.published |= {"1": 2}
+    await server.sample()
+    server.published |= {"3": 1}
+    # It has connections, but no traffic.
+    server.workers = {"a": worker(**{"5": [1, 0, 0]})}
+    await server.sample()
+    assert [has_series(server, app_id) for app_id in "1235"] == [True, False, True, False]
+    # Those that have a place keep it while they have traffic.
+    server.published = {"1": 3, "2": 1, "3": 2, "4": 1}
+    await server.sample()
+    assert [has_series(server, app_id) for app_id in "1234"] == [True, False, True, False]
+
+
+async def test_app_without_a_place_makes_no_peak_when_it_gets_one(monkeypatch):
+    monkeypatch.setattr(series, "_MAX_APPS", 1)
+    server = Server()
+    server.attempts = {"1": (1, 0), "2": (100, 0)}
+    await server.sample()
+    server.attempts = {"1": (1, 0), "2": (105, 0)}
+    await server.sample()
+    assert server.sampler.of_app("2").last()["delivered"] == 1
+
+
+async def test_deleted_app_loses_its_series():
+    apps = {"1", "2"}
+    server = Server(apps=apps)
+    server.published = {"1": 1, "2": 1, "never": 1}
+    await server.sample()
+    assert [has_series(server, app_id) for app_id in ("1", "2", "never")] == [True, True, False]
+    apps.discard("1")
+    await server.sample()
+    assert [has_series(server, app_id) for app_id in ("1", "2")] == [False, True]
 
 
 async def test_counters_of_an_older_worker_are_accepted():

@@ -37,9 +37,9 @@ from redpoll.control.http.schemas import (
     UsersResponse,
     VerifyResponse,
 )
+from redpoll.control.observe.cluster_usage import ClusterUsage
 from redpoll.control.observe.health import Health
 from redpoll.control.observe.metrics import Metrics
-from redpoll.control.observe.usage import Usage
 from redpoll.control.tracing.eventlog import LOG_QUERY, EventTrace
 from redpoll.control.webhooks.verify import Verify, Webhook
 
@@ -67,7 +67,7 @@ def routes_of(
     history: ChannelHistory,
     event_trace: EventTrace,
     browser_module: BrowserModule,
-    usage: Usage,
+    usage: ClusterUsage,
     verify: Verify,
     grants: GrantRequests,
     pulls: PullRequests,
@@ -261,7 +261,7 @@ def routes_of(
                 usage.show,
                 scope="read",
                 about=About(
-                    "List what the app used by day: the most connections at a time, and messages.",
+                    "List what the app used by day on all nodes: the most connections at a time, and messages.",
                     UsageResponse,
                     query=("usage_days",),
                     faults=("bad_request",),

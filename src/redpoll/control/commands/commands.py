@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.nodes import UNDRAINED
 from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.redis.link import LinkDown
+from redpoll.cluster.redis.scripts import WRITE
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.history import ChannelHistory
 from redpoll.control.commands import app_apply, app_import, app_write
@@ -39,7 +40,7 @@ from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 from redpoll.store.audit import COMMAND_LINE
-from redpoll.store.charts import Charts, Day
+from redpoll.store.charts import Charts
 from redpoll.store.errors import reason_of
 
 __all__ = ["COMMANDS", "app_shape", "run", "serve_commands"]
@@ -245,17 +246,18 @@ async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
 
 
 async def _usage(context: Context, args: dict[str, Any]) -> Any:
-    apps = [_app(context, args["app"])] if args["app"] else list(context.records.apps.values())
-    days: Iterable[Day]
+    app_id = _app(context, args["app"]).id if args["app"] else ""
+    missing: list[str] = []
     if context.usage is not None:
-        days = [day for app in apps for day in await context.usage.days(app.id, args["days"])]
+        days, missing = await context.usage.find(app_id, args["days"])
     else:
         charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
         try:
-            days = await charts.days(first_day(time.time(), args["days"]), args["app"] or None)
+            days = await charts.days(first_day(time.time(), args["days"]), app_id or None)
         finally:
             await charts.close()
-    return [day._asdict() for day in days if day.app_id in context.records.apps]
+    shown = [day._asdict() for day in days if day.app_id in context.records.apps]
+    return {"days": shown, "unanswered": missing}
 
 
 async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
@@ -274,14 +276,14 @@ async def _node_list(context: Context, args: dict[str, Any]) -> Any:
 
 async def _node_drain(context: Context, args: dict[str, Any]) -> Any:
     cluster, run = _live_node(context, args["name"])
-    await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, f"{args['within_s']:g}")
+    await _put_drained(cluster, run, f"{args['within_s']:g}")
     await context.note("node drain", target=args["name"], detail=f"within {args['within_s']:g} s")
     return {"name": args["name"], "draining": True}
 
 
 async def _node_undrain(context: Context, args: dict[str, Any]) -> Any:
     cluster, run = _live_node(context, args["name"])
-    await _ask_redis(cluster, b"HSET", cluster.keys.drained, run, UNDRAINED)
+    await _put_drained(cluster, run, UNDRAINED)
     await context.note("node undrain", target=args["name"])
     return {"name": args["name"], "draining": False}
 
@@ -301,10 +303,10 @@ def _live_node(context: Context, name: str) -> tuple[Cluster, str]:
     return cluster, run
 
 
-async def _ask_redis(cluster: Cluster, *command: Any) -> None:
+async def _put_drained(cluster: Cluster, run: str, entry: bytes | str) -> None:
     try:
         async with asyncio.timeout(_REDIS_ANSWERS_WITHIN_S):
-            await cluster.link.ask(*command)
+            await cluster.link.execute(WRITE, (cluster.keys.drained,), (b"HSET", run, entry))
     except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
         raise Unavailable(str(error) or f"no answer within {_REDIS_ANSWERS_WITHIN_S:g} s") from error
 
@@ -347,7 +349,9 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections list": _connections_list,  # {app, find, channel, limit} -> {total, connections}, newest first
     "connections show": _connections_show,  # {app, id: socket id} -> connection (worker/connection_list.py)
     "connections kick": _connections_kick,  # {app, id} -> {socket}
-    "usage": _usage,  # {app or "", days} -> [{app_id, day, …the fields of store.charts.Day}], by app and day
+    # {app or "", days} -> {days: [{app_id, day, …the fields of store.charts.Day}], unanswered: [node]}, by app and day.
+    # Without a server only of this node.
+    "usage": _usage,
     **app_import.COMMANDS,
     **app_apply.COMMANDS,
     **app_write.COMMANDS,

@@ -28,7 +28,7 @@ from redpoll.store.errors import reason_of
 from redpoll.store.store import Store
 
 if TYPE_CHECKING:
-    from redpoll.control.observe.usage import Usage
+    from redpoll.control.observe.cluster_usage import ClusterUsage
     from redpoll.control.webhooks.webhooks import Webhooks
 
 __all__ = ["Cluster", "Context"]
@@ -61,7 +61,7 @@ class Context:
         settings: Settings,
         webhooks: Webhooks | None = None,
         cluster: Cluster | None = None,
-        usage: Usage | None = None,
+        usage: ClusterUsage | None = None,
         reload: Callable[[], Awaitable[dict[str, Any]]] | None = None,
         restore: Callable[[Path], None] | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.values import WorkerId
 from redpoll.cluster.survey import Survey
 from redpoll.config.settings import Settings
 from redpoll.control.accounts.accounts import Accounts
@@ -115,6 +116,7 @@ class Dashboard:
 
             sign_on = SignOn(settings)
         self.login = Login(access, accounts, dependencies.data_dir, sign_on=sign_on)
+        run = dependencies.nodes.view.run
         self.sampler = Sampler(
             dependencies.read_workers,
             webhooks.counters,
@@ -122,6 +124,8 @@ class Dashboard:
             webhooks.attempts_by_app,
             charts=dependencies.charts,
             usage=dependencies.usage,
+            is_own=lambda worker: WorkerId.parse(worker).run == run,
+            apps=records.apps,
         )
         self.jobs = Jobs(access)
         address = PublicAddress(settings.public_url, settings.port)

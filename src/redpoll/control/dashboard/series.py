@@ -2,7 +2,7 @@
 
 Rates are computed from the growth of each worker's counters, so a restarted worker causes no negative rate. These
 samples are in memory only; averages.py keeps averages of them for the charts of a day and of a week, usage.py what each
-app used by day.
+app used by day. The charts show all nodes' workers, the usage counts those of this node.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -66,13 +66,65 @@ class Series:
         return dict(zip(self.names, row[1:], strict=True))
 
 
+class _OfApp(NamedTuple):
+    """An app's connections on some workers, and how many client events they received and events they sent since the
+    last sample."""
+
+    connections: int = 0
+    received: float = 0.0
+    sent: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.received or self.sent)
+
+
+class _AppSeries:
+    """The series of at most _MAX_APPS apps: `by_app`, the app whose last traffic is the longest ago first.
+
+    `existing` are the apps that are not deleted, None for any.
+    """
+
+    def __init__(self, existing: Container[str] | None) -> None:
+        self.by_app: dict[str, Series] = {}
+        self._existing = existing
+
+    def sampled(self, busy: Iterable[str], connected: Iterable[str]) -> Mapping[str, Series]:
+        """The series that get a sample. `busy` apps have traffic: when all places are taken, such an app gets the place
+        of the one that has been idle for the longest time. `connected` apps get free places only."""
+        self.by_app = {app_id: series for app_id, series in self.by_app.items() if self._exists(app_id)}
+        busy = [app_id for app_id in busy if self._exists(app_id)]
+        for app_id in busy:
+            if app_id in self.by_app:
+                self.by_app[app_id] = self.by_app.pop(app_id)
+        has_traffic = set(busy)
+        for app_id in busy:
+            if app_id in self.by_app:
+                continue
+            if len(self.by_app) >= _MAX_APPS:
+                oldest = next(iter(self.by_app))
+                if oldest in has_traffic:
+                    break
+                del self.by_app[oldest]
+            self.by_app[app_id] = Series(NAMES)
+        for app_id in connected:
+            if len(self.by_app) >= _MAX_APPS:
+                break
+            if app_id not in self.by_app and self._exists(app_id):
+                self.by_app[app_id] = Series(NAMES)
+        return self.by_app
+
+    def _exists(self, app_id: str) -> bool:
+        return self._existing is None or app_id in self._existing
+
+
 class Sampler:
     """Takes the samples.
 
     `read_workers` returns the workers' counters by worker name, `webhooks` the webhook counters, `published` the number
     of events by app and `attempts` the (delivered, failed) webhook attempts by app. `timed` are the routes whose
     response times make up the publish latency, `times_by_app` has the same by app. Averages go to `charts`, what apps
-    used to `usage`.
+    used to `usage`: for it only workers count that `is_own` says are of this node. `apps` are those that exist.
     """
 
     def __init__(
@@ -84,6 +136,8 @@ class Sampler:
         *,
         charts: Charts | None = None,
         usage: Usage | None = None,
+        is_own: Callable[[str], bool] = lambda worker: True,
+        apps: Container[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._averages = None if charts is None else Averages(charts, NAMES)
@@ -97,7 +151,8 @@ class Sampler:
         self._published = published
         self._attempts = attempts
         self._clock = clock
-        self._apps: dict[str, Series] = {}
+        self._is_own = is_own
+        self._apps = _AppSeries(apps)
         self._counted: dict[tuple[str, str], float] = {}
         # Histograms of response times at the last sample, by app id, "" for the server.
         self._times: dict[str, list[int]] = {}
@@ -117,7 +172,7 @@ class Sampler:
 
     def of_app(self, app_id: str) -> Series:
         """An app's series; an empty one for an unknown app."""
-        return self._apps.get(app_id) or Series(NAMES)
+        return self._apps.by_app.get(app_id) or Series(NAMES)
 
     async def columns(self, app_id: str, span: str) -> Columns:
         """The data of the charts of an app, or of the server (""), over a span of averages.SPANS.
@@ -202,46 +257,59 @@ class Sampler:
         published: Mapping[str, float],
     ) -> None:
         """`published`: the growth of each app's counter."""
-        connections: dict[str, int] = {}
-        received: dict[str, float] = {}
-        sent: dict[str, float] = {}
-        for w, worker in workers.items():
-            # An app that is new in a worker which isn't: its counters began at zero since the last sample.
-            begun = 0.0 if (w, _RECEIVED) in self._counted else None
-            for app_id, (count, events, *written) in worker.get("by_app", {}).items():
-                connections[app_id] = connections.get(app_id, 0) + count
-                grown_in = self._one(counted, w, f"in {app_id}", events, begun)
-                grown_out = self._one(counted, w, f"out {app_id}", sum(written), begun)
-                received[app_id] = received.get(app_id, 0.0) + grown_in
-                sent[app_id] = sent.get(app_id, 0.0) + grown_out
-        for app_id in {**connections, **published}:
-            grown = [int(counts.get(app_id, 0)) for counts in (published, received, sent)]
-            self._usage.count(app_id, connections.get(app_id, 0), *grown)
-        attempts = self._attempts()
-        for app_id in {**connections, **published, **attempts, **self._apps}:
-            if app_id not in self._apps:
-                if len(self._apps) >= _MAX_APPS:
-                    continue
-                self._apps[app_id] = Series(NAMES)
-            p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
-            # This process counts these, from zero.
-            delivered, failed = (
-                self._one(counted, word, app_id, count, begun=0.0)
-                for word, count in zip(("delivered", "failed"), attempts.get(app_id, (0, 0)), strict=True)
+        whole, own = self._of_workers(counted, workers)
+        for app_id in {**own, **published}:
+            used = own.get(app_id, _OfApp())
+            self._usage.count(
+                app_id, used.connections, int(published.get(app_id, 0)), int(used.received), int(used.sent)
             )
+        # Of all apps, because a counter that isn't read would seem to begin at zero the next time. This process counts
+        # these from zero.
+        attempts = {
+            app_id: [
+                self._one(counted, word, app_id, count, begun=0.0)
+                for word, count in zip(("delivered", "failed"), counts, strict=True)
+            ]
+            for app_id, counts in self._attempts().items()
+        }
+        busy = [
+            app_id
+            for app_id in {**whole, **published, **attempts}
+            if whole.get(app_id, _OfApp()).is_busy or published.get(app_id) or any(attempts.get(app_id, ()))
+        ]
+        for app_id, series in self._apps.sampled(busy, whole).items():
+            of_app, (delivered, failed) = whole.get(app_id, _OfApp()), attempts.get(app_id, (0.0, 0.0))
+            p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
             values = {
-                "connections": connections.get(app_id, 0),
-                "received": _per(received.get(app_id, 0.0), passed_s),
-                "sent": _per(sent.get(app_id, 0.0), passed_s),
+                "connections": of_app.connections,
+                "received": _per(of_app.received, passed_s),
+                "sent": _per(of_app.sent, passed_s),
                 "published": _per(published.get(app_id, 0.0), passed_s),
                 "p50_ms": p50,
                 "p99_ms": p99,
                 "delivered": _per(delivered, passed_s),
                 "failed": _per(failed, passed_s),
             }
-            self._apps[app_id].add(now_s, values)
+            series.add(now_s, values)
             if self._averages is not None:
                 self._averages.add(app_id, now_s, values)
+
+    def _of_workers(
+        self, counted: dict[tuple[str, str], float], workers: Workers
+    ) -> tuple[dict[str, _OfApp], dict[str, _OfApp]]:
+        """Each app's figures on all workers, and on those of this node."""
+        whole: dict[str, _OfApp] = {}
+        own: dict[str, _OfApp] = {}
+        for w, worker in workers.items():
+            # An app that is new in a worker which isn't: its counters began at zero since the last sample.
+            begun = 0.0 if (w, _RECEIVED) in self._counted else None
+            for app_id, (count, events, *written) in worker.get("by_app", {}).items():
+                received = self._one(counted, w, f"in {app_id}", events, begun)
+                sent = self._one(counted, w, f"out {app_id}", sum(written), begun)
+                for table in (whole, own) if self._is_own(w) else (whole,):
+                    so_far = table.get(app_id, _OfApp())
+                    table[app_id] = _OfApp(so_far.connections + count, so_far.received + received, so_far.sent + sent)
+        return whole, own
 
     def _grown(self, counted: dict[tuple[str, str], float], workers: Workers, *names: str) -> list[float]:
         return [

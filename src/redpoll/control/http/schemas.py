@@ -180,8 +180,9 @@ class TraceResponse(LoggedCall, gc=False, kw_only=True):
 
 
 class UsageDay(msgspec.Struct, gc=False):
-    """What the app used on a day (`YYYY-MM-DD`, UTC): the most connections at a time, events published over HTTP,
-    events that clients triggered, and events sent to clients, counted per socket."""
+    """What the app used on a day (`YYYY-MM-DD`, UTC) on all nodes: the most connections at a time, events published
+    over HTTP, events that clients triggered, and events sent to clients, counted per socket. With several nodes
+    `peak_connections` is the sum of the nodes' peaks, an upper bound: they may have been at different times."""
 
     day: str
     peak_connections: int
@@ -191,9 +192,11 @@ class UsageDay(msgspec.Struct, gc=False):
 
 
 class UsageResponse(msgspec.Struct, gc=False):
-    """Days on which the app was used, oldest first; today is counted up to the last seconds."""
+    """Days on which the app was used, oldest first; today is counted up to the last seconds. `unanswered` names the
+    nodes that didn't answer within a second, whose counts are missing; it is absent if all answered."""
 
     days: list[UsageDay]
+    unanswered: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PulledDelivery(msgspec.Struct, gc=False, kw_only=True):

@@ -1,46 +1,46 @@
-"""What each app used, by UTC day: the most connections at a time, and how many messages.
+"""What each app used on this node, by UTC day: the most connections at a time, and how many messages.
 
 The dashboard's sampler counts every five seconds, and once a minute the counts are added to the chart store. So a
-killed control plane loses at most a minute of them. `GET …/usage` and `redpoll usage` show the days.
+killed control plane loses at most a minute of them. cluster_usage.py adds up the days of all nodes.
 """
 
 from __future__ import annotations
 
-import re
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.control.http.request import Request
-from redpoll.control.http.response import Response
-from redpoll.control.http.schemas import UsageDay, UsageResponse
-from redpoll.protocol.errors import ApiError
 from redpoll.store.charts import KEEP_DAYS, Charts, Day
 from redpoll.store.errors import reason_of
 
-__all__ = ["DEFAULT_DAYS", "Usage", "first_day"]
+__all__ = ["Usage", "first_day"]
 
 log = structlog.get_logger(__name__)
 
 WRITE_EVERY_S: Final = 60.0
-DEFAULT_DAYS: Final = 30
-# int() of thousands of digits raises.
-_NUMBER: Final = re.compile(r"[0-9]{1,3}").fullmatch
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class Usage:
-    """`charts` is None if its file can't be used; then nothing is counted. `clock` is Unix time."""
+    """`charts` is None if its file can't be used; then nothing is counted. `clock` is Unix time, for the day. `steady`
+    says when to write, because Unix time may be set back."""
 
-    def __init__(self, charts: Charts | None, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        charts: Charts | None,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._charts = charts
         self._clock = clock
-        self._write_at_s = 0.0
+        self._steady = steady
+        # By `steady`.
+        self._write_at_s = -math.inf
         self._pruned_on = ""
         # By app and day, since the last write.
         self._counted: dict[tuple[str, str], Day] = {}
@@ -60,10 +60,10 @@ class Usage:
 
     async def write(self, *, now: bool = False) -> None:
         """Writes the counts, if it is time. If that fails they wait for the next time."""
-        at_s = self._clock()
-        if self._charts is None or not (now or at_s >= self._write_at_s):
+        steady_s = self._steady()
+        if self._charts is None or not (now or steady_s >= self._write_at_s):
             return
-        self._write_at_s = at_s + WRITE_EVERY_S
+        self._write_at_s = steady_s + WRITE_EVERY_S
         counted, self._counted = self._counted, {}
         try:
             await self._charts.add(days=counted.values())
@@ -72,6 +72,7 @@ class Usage:
             for used in counted.values():
                 self._add(used)
             return
+        at_s = self._clock()
         if self._pruned_on != _day(at_s):
             self._pruned_on = _day(at_s)
             await self._prune(at_s)
@@ -84,20 +85,12 @@ class Usage:
             log.warning("old chart data not removed", reason=reason_of(error))
 
     async def days(self, app_id: str, days: int) -> list[Day]:
-        """The last `days` days of an app, today's included, oldest first. Days without use are missing."""
+        """The last `days` days of an app, or of all apps (""), today's included, by app and day. Days without use are
+        missing."""
         if self._charts is None:
             return []
         await self.write(now=True)
-        return await self._charts.days(first_day(self._clock(), days), app_id)
-
-    async def show(self, request: Request) -> Response:
-        """GET …/usage: `days` is 1 to 400, by default 30."""
-        text = request.param("days")
-        days = DEFAULT_DAYS if text is None else int(text) if _NUMBER(text) else 0
-        if not 1 <= days <= KEEP_DAYS:
-            raise ApiError("bad_request", f"days must be a number from 1 to {KEEP_DAYS}")
-        rows = await self.days(request.app.id, days)
-        return request.ok(_encode(UsageResponse([UsageDay(*row[1:]) for row in rows])))
+        return await self._charts.days(first_day(self._clock(), days), app_id or None)
 
 
 def first_day(now_s: float, days: int) -> str:

@@ -1,0 +1,96 @@
+"""What apps used on several nodes, added up: on real files and a real Redis, and over HTTP."""
+
+import asyncio
+
+import pytest
+
+from helpers.known_nodes import known
+from redpoll.cluster.nodes import NodesView
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
+from redpoll.cluster.survey import Answerers, NodeSurvey
+from redpoll.control.observe.cluster_usage import ClusterUsage
+from redpoll.control.observe.usage import Usage
+from redpoll.store.charts import Charts, Day
+
+RUNS = {"one": "aaaaaaaaaaaa", "two": "bbbbbbbbbbbb"}
+# 2023-11-14 22:13:20 UTC.
+NOW_S = 1_700_000_000.0
+
+
+class Node:
+    def __init__(self, charts: Charts, link: Link, name: str):
+        self.charts = charts
+        self.link = link
+        self.view = NodesView(RUNS[name])
+        self.survey = NodeSurvey(link, Keys(), self.view, answer_s=60)
+        self.own = Usage(charts, clock=lambda: NOW_S)
+        self.usage = ClusterUsage(self.own, self.survey)
+        link.on_push, link.on_up = self.survey.received, self.survey.link_up
+
+
+@pytest.fixture
+async def nodes(redis, tmp_path):
+    nodes = {}
+    for name in RUNS:
+        charts = await Charts.open(tmp_path / f"{name}.sqlite")
+        nodes[name] = Node(charts, Link(redis.url), name)
+        nodes[name].view.update([known(run, other) for other, run in RUNS.items()], None)
+        nodes[name].link.start()
+    look = nodes["one"].link
+    await look.wait_up()
+    while (await look.ask(b"PUBSUB", b"NUMSUB", Keys().controls))[1] < 2:
+        await asyncio.sleep(0.005)
+    yield nodes["one"], nodes["two"]
+    for node in nodes.values():
+        await node.survey.finish()
+        await node.link.close()
+        await node.charts.close()
+
+
+async def test_every_node_answers_with_the_sum_of_all_days(nodes):
+    one, two = nodes
+    await one.charts.add(days=[Day("3", "2023-11-13", 1, 2, 3, 4), Day("3", "2023-10-01", 9, 9, 9, 9)])
+    one.own.count("3", 10, 20, 5, 100)
+    two.own.count("3", 7, 5, 1, 50)
+    two.own.count("4", 1, 1, 1, 1)
+    for node in nodes:
+        found = await node.usage.find("3", 2)
+        assert found.days == [Day("3", "2023-11-13", 1, 2, 3, 4), Day("3", "2023-11-14", 17, 25, 6, 150)]
+        assert found.missing == []
+        assert [(day.app_id, day.published) for day in (await node.usage.find("", 1)).days] == [("3", 25), ("4", 1)]
+
+
+async def test_node_that_does_not_answer_is_named(nodes):
+    one, two = nodes
+    one.own.count("3", 1, 2, 0, 0)
+    two.own.count("3", 1, 2, 0, 0)
+    two.survey.answerers = Answerers(two.link, Keys(), lambda: "")
+    one.survey.answer_s = 0.2
+    assert await one.usage.find("3", 1) == ([Day("3", "2023-11-14", 1, 2, 0, 0)], ["two"])
+
+
+async def test_usage_over_http_counts_what_was_published(plane):
+    sampler = plane.plane.dashboard.sampler
+    # Otherwise its own timer could take a sample between the publish and ours.
+    await sampler.finish()
+    await plane.trigger()
+    await sampler.sample()
+    reply = await plane.call("GET", "/apps/3/usage")
+    assert reply.status == 200
+    assert set(reply.json()) == {"days"}
+    (day,) = reply.json()["days"]
+    assert (day["published"], day["peak_connections"], day["sent"]) == (1, 0, 0)
+    assert set(day) == {"day", "peak_connections", "published", "client_events", "sent"}
+
+
+async def test_usage_over_http_names_the_nodes_that_did_not_answer(plane):
+    plane.plane.view.update([known("bbbbbbbbbbbb", "far")], None)
+    plane.plane.node_survey.answer_s = 0.1
+    assert (await plane.call("GET", "/apps/3/usage")).json() == {"days": [], "unanswered": ["far"]}
+
+
+@pytest.mark.parametrize("days", ["0", "401", "x", "-1", "", pytest.param("9" * 5_000, id="long")])
+async def test_number_of_days_is_checked(plane, days):
+    reply = await plane.call("GET", "/apps/3/usage", params={"days": days})
+    assert (reply.status, reply.json()["code"]) == (400, "bad_request")
