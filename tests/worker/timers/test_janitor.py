@@ -232,6 +232,34 @@ class TestSignInTimeout:
         assert await client.closed_with() == 4009
 
 
+class TestSignInWhileRedisIsSlow:
+    """pusher-js never returns after 4009, so no client that did its part may get it."""
+
+    async def test_a_signed_subscribe_that_waits_for_redis_counts(self, own_redis, bench_on):
+        bench = await bench_on(own_redis)
+        worker = await bench.start()
+        await bench.change(user_authentication_timeout_s=60)
+        waiting, member, public, nobody = [await bench.client(worker) for _ in range(4)]
+        own_redis.pause()
+        await waiting.ask("private-x")
+        await member.ask("presence-p", {"user_id": "1"})
+        await public.ask("news")
+        for client in (waiting, member, public, nobody):
+            # What it sent before was received.
+            await client.nothing_more()
+        worker.janitor.close_timeout_s = 3600
+        # 75 seconds.
+        for _ in range(300):
+            worker.janitor.advance()
+        for client in (public, nobody):
+            assert await client.closed_with() == 4009
+        own_redis.resume()
+        for client in (waiting, member):
+            await client.until("pusher_internal:subscription_succeeded")
+            await client.nothing_more()
+        await bench.settled(worker, lambda: not worker.janitor.unauthorised)
+
+
 class TestPings:
     async def test_silence_is_counted_from_the_last_bytes(self, bench):
         worker = await bench.start()

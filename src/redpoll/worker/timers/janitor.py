@@ -16,10 +16,12 @@ from redpoll._wheel import Wheel
 from redpoll.config.settings import Settings
 from redpoll.loop.loop_lag import LoopLag
 from redpoll.protocol import frames
+from redpoll.protocol.channels import needs_auth
 from redpoll.protocol.errors import CLOSE_TEXTS, Code
 from redpoll.worker.timers.backpressure import Backpressure
 
 if TYPE_CHECKING:
+    from redpoll.protocol.session import Session
     from redpoll.worker.hub.connection import Connection
 
 __all__ = ["STATS_EVERY_TICKS", "Janitor"]
@@ -29,6 +31,8 @@ TICK_S = 0.25
 _SLOTS = 1024
 # How long a client may take to read its unsent frames and to answer our Close frame (RFC 6455 7.1.1).
 _CLOSE_TIMEOUT_S = 5.0
+# When to look again at a connection that waited for Redis at the deadline for signing in.
+_LOOK_AGAIN_S = 1.0
 STATS_EVERY_TICKS = round(5.0 / TICK_S)
 
 
@@ -70,7 +74,7 @@ class Janitor:
         self._backpressure = backpressure
         self._wheel = Wheel(_SLOTS)
         self.close_timeout_s = _CLOSE_TIMEOUT_S
-        # Connections closed per tick because they didn't sign in; a crowd of them must not delay other clients.
+        # Connections per tick whose time to sign in is over; a crowd of them must not delay other clients.
         self.max_expired_a_tick = 500
         # Not 0, so that there is a tick before it (`ping`).
         self.tick = 1
@@ -80,11 +84,16 @@ class Janitor:
         self._head_ticks = _ticks(settings.head_timeout_s)
         self._silent_ticks = _ticks(settings.activity_timeout_s)
         self._pong_ticks = _ticks(settings.pong_timeout_s)
+        # From a ping to the next look. A client that answers at once may be silent again after `_silent_ticks`.
+        self._pinged_ticks = min(self._silent_ticks, self._pong_ticks)
         # Two pings: browsers answer the WebSocket's without their page, old clients only the protocol's.
         self._ping = _frame.text(frames.ping()) + _frame.ping(b"")
-        # Connections that have yet to sign in or to enter a private or presence channel, with their deadlines; one
-        # queue per timeout, so the first in a queue is due first. Connections of other apps aren't here.
-        self._unauthorised: dict[int, dict[Connection, int]] = {}
+        # Connections that have yet to sign in or to enter a private or presence channel, with their deadlines. One
+        # queue per timeout and wait, both in ticks, so the first in a queue is due first. The wait is the timeout, and
+        # shorter after the first look. Connections of other apps aren't here.
+        self._unauthorised: dict[tuple[int, int], dict[Connection, int]] = {}
+        # The last tick at which clients that have yet to sign in may not have been read.
+        self._unread_tick = 0
         self._pings: dict[Connection, list[_Ping]] = {}
         self.loop_lag = LoopLag()
 
@@ -125,6 +134,8 @@ class Janitor:
         self._wheel.put(connection, self.tick + _ticks(seconds))
 
     def opened(self, connection: Connection) -> None:
+        # Its head may have come long ago, if Redis had to decide about its place.
+        connection.heard_tick = self.tick
         self._wheel.put(connection, self.tick + self._silent_ticks)
         self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
 
@@ -201,17 +212,27 @@ class Janitor:
         if timeout_s > 0:
             # One tick more: the present one has begun, and no client may be closed early.
             ticks = _ticks(timeout_s) + 1
-            self._unauthorised.setdefault(ticks, {})[connection] = self.tick + ticks
+            self._await_sign_in(connection, ticks, ticks)
+
+    def _await_sign_in(self, connection: Connection, ticks: int, wait: int) -> None:
+        self._unauthorised.setdefault((ticks, wait), {})[connection] = self.tick + wait
 
     def _forget_sign_in(self, connection: Connection) -> None:
-        for ticks, queue in self._unauthorised.items():
+        for key, queue in self._unauthorised.items():
             if queue.pop(connection, None) is not None:
                 if not queue:
-                    del self._unauthorised[ticks]
+                    del self._unauthorised[key]
                 return
 
     def _close_unauthorised(self) -> None:
-        for ticks, queue in list(self._unauthorised.items()):
+        if self._backpressure.unsettled:
+            # What a client has sent may not have been read yet. Its time begins again when all are read.
+            self._unread_tick = self.tick
+            return
+        for key, queue in list(self._unauthorised.items()):
+            ticks, _ = key
+            if self.tick - self._unread_tick < ticks:
+                continue
             late: list[Connection] = []
             for connection, deadline in queue.items():
                 if deadline > self.tick or len(late) == self.max_expired_a_tick:
@@ -220,14 +241,22 @@ class Janitor:
             for connection in late:
                 del queue[connection]
             if not queue:
-                del self._unauthorised[ticks]
+                del self._unauthorised[key]
             for connection in late:
-                timeout_s = connection.session.app.user_authentication_timeout_s
-                # If the timeout was changed a moment ago, the connection is about to get its new deadline.
-                if not connection.session.authorised and timeout_s > 0 and _ticks(timeout_s) + 1 == ticks:
-                    connection.shut(
-                        Code.UNAUTHORIZED, f"neither signed in nor in a private channel within {_seconds(ticks)} s"
-                    )
+                self._sign_in_late(connection, ticks)
+
+    def _sign_in_late(self, connection: Connection, ticks: int) -> None:
+        session = connection.session
+        timeout_s = session.app.user_authentication_timeout_s
+        if session.authorised or timeout_s <= 0 or _ticks(timeout_s) + 1 != ticks:
+            # If the timeout was changed a moment ago, the connection is about to get its new deadline.
+            return
+        if _awaits_entry(session):
+            # The client did its part. If Redis doesn't answer within 30 s, the join closes the connection with 4100.
+            self._await_sign_in(connection, ticks, min(ticks, _ticks(_LOOK_AGAIN_S)))
+            return
+        text = f"neither signed in nor in a private channel within {_seconds(ticks)} s"
+        connection.shut(Code.UNAUTHORIZED, text)
 
     def _due(self, connection: Connection) -> None:
         state = connection.state
@@ -250,9 +279,14 @@ class Janitor:
         silent = self.tick - connection.heard_tick
         if silent < self._silent_ticks:
             self._wheel.put(connection, self.tick + self._silent_ticks - silent)
-        elif silent < self._silent_ticks + self._pong_ticks:
+        elif silent < self._silent_ticks + self._pinged_ticks:
             connection.send(self._ping)
-            self._wheel.put(connection, self.tick + self._pong_ticks)
+            self._wheel.put(connection, self.tick + self._pinged_ticks)
+        elif silent < self._silent_ticks + self._pong_ticks:
+            # It was pinged, and its time to answer isn't over. One tick more at the end, because `ping` may have taken
+            # one from `heard_tick`.
+            left = self._silent_ticks + self._pong_ticks - silent + 1
+            self._wheel.put(connection, self.tick + min(self._pinged_ticks, left))
         else:
             connection.shut(Code.PONG_NOT_RECEIVED, CLOSE_TEXTS[Code.PONG_NOT_RECEIVED])
 
@@ -282,6 +316,12 @@ class Janitor:
         self._on_tick()
         if self.tick % STATS_EVERY_TICKS == 0:
             self._stats()
+
+
+def _awaits_entry(session: Session) -> bool:
+    """Whether Redis has yet to answer a subscribe to a private or presence channel. It was rightly signed: the session
+    refuses others at once."""
+    return any(subscription.pending and needs_auth(name) for name, subscription in session.channels.items())
 
 
 def _seconds(ticks: int) -> str:
