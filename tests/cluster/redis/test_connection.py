@@ -50,6 +50,17 @@ async def test_pushes_and_replies_come_in_the_order_in_which_redis_made_them(lin
     assert all(abs(seen.index(number) - seen.index(b"p%d" % number)) == 1 for number in numbers)
 
 
+async def test_what_is_read_in_two_parts_arrives_whole(link):
+    """As asyncio does with two TLS records; uvloop doesn't."""
+    connection, replies = link.connection, []
+    link.call(b"ECHO", b"x", done=replies.append)
+    buffer, answer = connection.get_buffer(-1), b"$5\r\nwhole\r\n"
+    buffer[:3], buffer[3:][: len(answer) - 3] = answer[:3], answer[3:]
+    connection.buffer_updated(len(answer))
+    assert replies == [b"whole"]
+    link.drop("for the test")
+
+
 async def test_replies_that_came_together_are_handed_out_in_slices_and_in_order(link, monkeypatch):
     # The clock says that every look comes after the end of the slice.
     monkeypatch.setattr("redpoll.cluster.redis.connection.monotonic", iter(range(1_000_000)).__next__)

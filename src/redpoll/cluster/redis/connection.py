@@ -102,7 +102,8 @@ class RedisConnection(asyncio.BufferedProtocol):
         self._held_count = 0
         self._held_bytes = 0
         self._is_answered_last = False
-        self._buffer = bytearray(_READ_BYTES)
+        # A view: of two TLS records, asyncio reads the second one into a slice of it.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         reader = hiredis.Reader(notEnoughData=_NOTHING)
         reader.setmaxbuf(_MAX_PARSER_BYTES)
         self._feed = reader.feed
@@ -256,7 +257,7 @@ class RedisConnection(asyncio.BufferedProtocol):
                     break
         self.flush()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -134,9 +134,10 @@ class Janitor:
         self._wheel.put(connection, self.tick + _ticks(seconds))
 
     def opened(self, connection: Connection) -> None:
+        tick = self.tick
         # Its head may have come long ago, if Redis had to decide about its place.
-        connection.heard_tick = self.tick
-        self._wheel.put(connection, self.tick + self._silent_ticks)
+        connection.heard_tick = tick
+        self._wheel.put(connection, tick + self._silent_ticks)
         self._expect_sign_in(connection, connection.session.app.user_authentication_timeout_s)
 
     def closing(self, connection: Connection) -> None:
