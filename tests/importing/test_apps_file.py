@@ -107,6 +107,12 @@ def test_expiry_is_a_duration_or_a_date():
     assert [token["expires_at"] for token in file.apps[0]["tokens"]] == [NOW + 90 * 86_400, 1_893_456_000.0, None]
 
 
+def test_webhook_may_have_a_pin_which_is_a_text():
+    file = parse("[[apps]]\nid='a'\nwebhooks=[{url='https://a.example/',pin='ab'},{url='https://b.example/',pin=7}]")
+    assert [webhook.get("pin") for webhook in file.apps[0]["webhooks"]] == ["ab", None]
+    assert [(fault.where, fault.text) for fault in file.faults] == [("apps[0].webhooks[1].pin", "must be a text")]
+
+
 def test_secrets_come_from_files(tmp_path):
     (tmp_path / "secret").write_text("s4\n")
     assert apps_file.resolve_secret(f"file:{tmp_path}/secret", {}) == "s4"

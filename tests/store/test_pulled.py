@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import pulled
 from redpoll.store import webhooks as endpoint_rows
-from redpoll.store.schema import apps
+from redpoll.store.schema import apps, webhooks
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
@@ -64,10 +64,10 @@ async def test_delivery_is_due_again_after_its_lease_until_its_attempts_are_used
         again = await pulled.due(connection, ["e1"], NOW_S + 60, 2, 9)
         assert [(one.id, one.attempts) for one in again] == [("d2", 0), ("d0", 1)]
         await pulled.hand_out(connection, again[1:], NOW_S + 60, [NOW_S + 120], "unacked")
-        assert not await pulled.has_run_out(connection, ["e1"], NOW_S + 119, 2)
-        assert await pulled.has_run_out(connection, ["e1"], NOW_S + 120, 2)
+        assert not await pulled.has_run_out(connection, NOW_S + 119, 2)
+        assert await pulled.has_run_out(connection, NOW_S + 120, 2)
         assert [one.id for one in await pulled.due(connection, ["e1"], NOW_S + 200, 2, 9)] == ["d2", "d1"]
-        (ended,) = await pulled.run_out(connection, ["e1", "e2"], NOW_S + 200, 2)
+        (ended,) = await pulled.run_out(connection, NOW_S + 200, 2)
         assert (ended.endpoint_id, ended.waited, ended.size) == ("e1", True, 2)
         (failed,) = await delivery_rows.find_by_ids(connection, ["d0"])
     assert (failed.state, failed.attempts, failed.dead_letter) == ("failed", 2, "pending")
@@ -96,7 +96,7 @@ async def test_dead_letter_may_be_acknowledged_after_months(store):
     async with store.change() as connection:
         found = await pulled.due(connection, ["e1"], NOW_S, 1, 1)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
-        assert len(await pulled.run_out(connection, ["e1"], NOW_S + 60, 1)) == 1
+        assert len(await pulled.run_out(connection, NOW_S + 60, 1)) == 1
         (ended,) = await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S + months_s, "delivered")
         (attempt,) = await delivery_rows.attempts_at(connection, ended.number)
     assert (ended.waited, attempt.outcome, attempt.duration_ms) == (False, "delivered", 2**31 - 1)
@@ -107,8 +107,20 @@ async def test_dead_letters_are_made_in_batches(store, monkeypatch):
     async with store.change() as connection:
         found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60] * 4, "unacked")
-        made = [await pulled.run_out(connection, ["e1", "e2"], NOW_S + 60, 1) for _ in range(3)]
+        made = [await pulled.run_out(connection, NOW_S + 60, 1) for _ in range(3)]
     assert list(map(len, made)) == [2, 2, 0]
+
+
+async def test_only_enabled_endpoints_that_are_pulled_get_dead_letters(store):
+    async with store.change() as connection:
+        found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9)
+        await pulled.hand_out(connection, found, NOW_S, [NOW_S] * 4, "unacked")
+        for which, value in (("disabled_at", 1.0), ("url", "https://a.example/")):
+            await connection.execute(sa.update(webhooks).where(webhooks.c.id == "e1").values({which: value}))
+            assert {one.endpoint_id for one in await pulled.run_out(connection, NOW_S, 1)} <= {"e2"}
+            assert not await pulled.has_run_out(connection, NOW_S, 1)
+            await connection.execute(sa.update(webhooks).values(disabled_at=None, url=""))
+        assert len(await pulled.run_out(connection, NOW_S, 1)) == 3
 
 
 async def test_two_stores_of_one_database_hand_out_each_delivery_once(postgres_url):

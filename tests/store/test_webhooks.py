@@ -5,6 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import old_deliveries
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.schema import apps, revision
 from redpoll.store.store import Store
@@ -71,6 +72,14 @@ async def test_endpoints_are_sorted_oldest_first(store):
     assert list(await all_endpoints(store)) == ["c", "b", "a"]
 
 
+async def test_existing_endpoints_are_found_among_more_ids_than_a_statement_has_values(store):
+    async with store.change() as connection:
+        for name in ("e1", "e2"):
+            await endpoint_rows.add(connection, msgspec.structs.replace(ENDPOINT, id=name))
+        asked = ["e1", *(f"x{number}" for number in range(33_000)), "e2"]
+        assert await endpoint_rows.existing(connection, asked) == {"e1", "e2"}
+
+
 async def test_changing_an_endpoint_keeps_failing_since(store):
     async with store.change() as connection:
         await endpoint_rows.add(connection, ENDPOINT)
@@ -104,7 +113,7 @@ async def test_deleted_endpoint_is_removed_after_its_last_delivery(store):
         await delivery_rows.add(connection, [row("d1")])
         assert await endpoint_rows.remove_deleted(connection) == []
         await delivery_rows.discard(connection, ["d1"], 9.0)
-        await delivery_rows.remove_finished(connection, "e1", keep=0, older_than=99.0, before=99.0)
+        await old_deliveries.remove_finished(connection, "e1", keep=0, older_than=99.0, before=99.0)
         assert await endpoint_rows.remove_deleted(connection) == ["e1"]
     assert list(await all_endpoints(store)) == ["e2"]
 

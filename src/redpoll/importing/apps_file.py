@@ -146,6 +146,7 @@ _LISTS: Final[dict[str, dict[str, type]]] = {
         "client_events": list,
         "batch": bool,
         "secret": str,
+        "pin": str,
         "enabled": bool,
     },
     "tokens": {"name": str, "scopes": list, "expires": str},

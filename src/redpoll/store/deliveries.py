@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.dropped import counts
 from redpoll.store.schema import attempts, deliveries, insert_of, webhooks
+from redpoll.store.store import batched
 
 __all__ = [
     "BATCH",
@@ -34,7 +35,6 @@ __all__ = [
     "depths",
     "discard",
     "due",
-    "endpoints_to_prune",
     "endpoints_with_waiting",
     "find",
     "find_by_id",
@@ -44,8 +44,6 @@ __all__ = [
     "next_due",
     "numbers",
     "put_results",
-    "remove_dead_letters",
-    "remove_finished",
     "retry",
     "since",
 ]
@@ -299,16 +297,21 @@ async def find(
 ) -> list[Delivery]:
     """Deliveries of these endpoints in these states, sorted by `at`, the latest first: the time of their last change of
     state, or of a waiting one its due time. `before` is `(at, number)` of the last one of the previous page."""
-    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(states)
+    among: sa.ColumnElement[bool] = deliveries.c.state.in_(states)
     if before is not None:
-        which &= sa.tuple_(deliveries.c.at, deliveries.c.number) < sa.tuple_(
+        among &= sa.tuple_(deliveries.c.at, deliveries.c.number) < sa.tuple_(
             sa.literal(before[0], deliveries.c.at.type), sa.literal(before[1], deliveries.c.number.type)
         )
-    order = (deliveries.c.at.desc(), deliveries.c.number.desc())
-    # Sort numbers with the index alone: there may be very many rows, and rows have bodies.
-    chosen = sa.select(deliveries.c.number).where(which).order_by(*order).limit(limit).scalar_subquery()
-    rows = await connection.execute(sa.select(*_DELIVERY).where(deliveries.c.number.in_(chosen)).order_by(*order))
-    return [Delivery(*row) for row in rows]
+    latest: list[Delivery] = []
+    for some in batched(endpoint_ids):
+        which = among & deliveries.c.endpoint_id.in_(some)
+        # Sort numbers with the index alone: there may be very many rows, and rows have bodies.
+        order = (deliveries.c.at.desc(), deliveries.c.number.desc())
+        chosen = sa.select(deliveries.c.number).where(which).order_by(*order).limit(limit).scalar_subquery()
+        rows = await connection.execute(sa.select(*_DELIVERY).where(deliveries.c.number.in_(chosen)))
+        latest += [Delivery(*row) for row in rows]
+        latest = sorted(latest, key=lambda one: (one.at, one.number), reverse=True)[:limit]
+    return latest
 
 
 async def find_by_id(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
@@ -334,19 +337,22 @@ async def attempts_at(connection: AsyncConnection, number: int) -> list[AttemptR
 
 
 async def depths(
-    connection: AsyncConnection, endpoint_ids: Collection[str], sum_from: int | None = None
+    connection: AsyncConnection, endpoint_ids: Collection[str] | None, sum_from: int | None = None
 ) -> dict[str, Depth]:
-    """By endpoint id, how many deliveries wait, failed or were dropped. Endpoints without any are missing.
+    """By endpoint id, of these endpoints or, with None, of all: how many deliveries wait, failed or were dropped.
+    Endpoints without any are missing.
 
     The sizes of bodies are summed up for endpoints of which at least `sum_from` wait: it means to read each row.
     """
-    which = deliveries.c.endpoint_id.in_(endpoint_ids) & deliveries.c.state.in_(("waiting", "failed"))
-    columns = (deliveries.c.endpoint_id, deliveries.c.state, sa.func.count(), sa.func.min(deliveries.c.number))
-    grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id, deliveries.c.state)
-    groups = {(row[0], row[1]): (row[2], row[3]) for row in await connection.execute(grouped)}
-    oldest = [number for (_, state), (_, number) in groups.items() if state == "waiting"]
-    statement = sa.select(deliveries.c.number, deliveries.c.created_at).where(deliveries.c.number.in_(oldest))
-    created = {row.number: row.created_at for row in await connection.execute(statement)}
+    groups: dict[tuple[str, str], tuple[int, float]] = {}
+    # All by a query of their ids: with it, the index finds the few waiting and failed ones among many others.
+    for some in (sa.select(webhooks.c.id),) if endpoint_ids is None else batched(endpoint_ids):
+        which = deliveries.c.endpoint_id.in_(some) & deliveries.c.state.in_(("waiting", "failed"))
+        group = (deliveries.c.endpoint_id, deliveries.c.state)
+        columns = (*group, sa.func.count(), sa.func.min(deliveries.c.number).label("oldest"))
+        grouped = sa.select(*columns).where(which).group_by(*group).subquery()
+        query = sa.select(grouped, deliveries.c.created_at).where(deliveries.c.number == grouped.c.oldest)
+        groups |= {(row[0], row[1]): (row[2], row.created_at) for row in await connection.execute(query)}
     many = [
         which
         for (which, state), (count, _) in groups.items()
@@ -356,22 +362,25 @@ async def depths(
     dropped = await counts(connection, endpoint_ids)
     result: dict[str, Depth] = {}
     for endpoint_id in {endpoint_id for endpoint_id, _ in groups} | dropped.keys():
-        waiting, number = groups.get((endpoint_id, "waiting"), (0, 0))
-        failed, _ = groups.get((endpoint_id, "failed"), (0, 0))
+        waiting, oldest_at = groups.get((endpoint_id, "waiting"), (0, None))
+        failed, _ = groups.get((endpoint_id, "failed"), (0, None))
         lost, lost_at = dropped.get(endpoint_id, (0, None))
-        result[endpoint_id] = Depth(waiting, failed, created.get(number), sizes.get(endpoint_id, 0), lost, lost_at)
+        result[endpoint_id] = Depth(waiting, failed, oldest_at, sizes.get(endpoint_id, 0), lost, lost_at)
     return result
 
 
 async def _waiting_bytes(connection: AsyncConnection, endpoint_ids: Sequence[str]) -> dict[str, int]:
     """By endpoint id, the bytes of the bodies of its waiting deliveries."""
-    which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting")
     columns = (deliveries.c.endpoint_id, sa.func.sum(sa.func.length(deliveries.c.body)))
-    grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id)
-    return {row[0]: int(row[1]) for row in await connection.execute(grouped)}
+    sizes: dict[str, int] = {}
+    for some in batched(endpoint_ids):
+        which = deliveries.c.endpoint_id.in_(some) & (deliveries.c.state == "waiting")
+        grouped = sa.select(*columns).where(which).group_by(deliveries.c.endpoint_id)
+        sizes |= {row[0]: int(row[1]) for row in await connection.execute(grouped)}
+    return sizes
 
 
-# -- used by commands that change, and by the tidying
+# -- used by commands that change
 
 
 async def numbers(connection: AsyncConnection, endpoint_ids: Collection[str], states: Collection[str]) -> list[int]:
@@ -409,38 +418,3 @@ async def _change(
         statement = sa.update(deliveries).where(column.in_(batch), start).values(values)
         changed += (await connection.execute(statement)).rowcount
     return changed
-
-
-async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
-    """The ids of the endpoints for which `remove_finished` may find something to remove."""
-    finished = deliveries.c.state.in_(("delivered", "discarded"))
-    too_many = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
-    grouped = sa.select(deliveries.c.endpoint_id).where(finished).group_by(deliveries.c.endpoint_id, deliveries.c.state)
-    return list(dict.fromkeys((await connection.execute(grouped.having(too_many))).scalars()))
-
-
-async def remove_finished(
-    connection: AsyncConnection, endpoint_id: str, *, keep: int, older_than: float, before: float
-) -> int:
-    """Removes delivered and discarded deliveries that were finished by `older_than`, and all but the newest `keep` in
-    each state, but none that were finished after `before`. One call removes at most BATCH per state; returns the
-    number."""
-    removed = 0
-    for state in ("delivered", "discarded"):
-        which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
-        newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
-        beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
-        upto = min(before, older_than if beyond is None else max(older_than, beyond))
-        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(BATCH)
-        statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
-        removed += (await connection.execute(statement)).rowcount
-    return removed
-
-
-async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, excess: int, before: float) -> int:
-    """Removes the endpoint's `excess` oldest dead letters, but none that failed after `before`, and at most BATCH.
-    Returns the number."""
-    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "failed") & (deliveries.c.at <= before)
-    oldest = sa.select(deliveries.c.number).where(which).order_by(deliveries.c.at).limit(min(excess, BATCH))
-    statement = sa.delete(deliveries).where(deliveries.c.number.in_(oldest.scalar_subquery()))
-    return (await connection.execute(statement)).rowcount

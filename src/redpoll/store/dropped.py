@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.schema import meta
+from redpoll.store.store import batched
 
 __all__ = ["counts", "forget", "note"]
 
@@ -26,13 +27,22 @@ async def note(connection: AsyncConnection, dropped: Mapping[str, int], now_s: f
         await connection.execute(change)
 
 
-async def counts(connection: AsyncConnection, endpoint_ids: Collection[str]) -> dict[str, tuple[int, float]]:
-    """By endpoint id: how many were dropped, and when the last one. Endpoints without any are missing."""
-    rows = await connection.execute(sa.select(meta).where(meta.c.name.in_([_NAME + one for one in endpoint_ids])))
-    entries = {row.name.removeprefix(_NAME): row.value.split() for row in rows}
-    return {endpoint_id: (int(count), float(at)) for endpoint_id, (count, at) in entries.items()}
+async def counts(connection: AsyncConnection, endpoint_ids: Collection[str] | None) -> dict[str, tuple[int, float]]:
+    """By endpoint id, of these endpoints or, with None, of all: how many were dropped, and when the last one. Endpoints
+    without any are missing."""
+    if endpoint_ids is None:
+        chosen = [meta.c.name.startswith(_NAME)]
+    else:
+        chosen = [meta.c.name.in_([_NAME + one for one in some]) for some in batched(endpoint_ids)]
+    entries: dict[str, tuple[int, float]] = {}
+    for which in chosen:
+        for row in await connection.execute(sa.select(meta).where(which)):
+            count, at = row.value.split()
+            entries[row.name.removeprefix(_NAME)] = int(count), float(at)
+    return entries
 
 
 async def forget(connection: AsyncConnection, endpoint_ids: Collection[str]) -> None:
     """Removes these numbers, for endpoints that were removed."""
-    await connection.execute(sa.delete(meta).where(meta.c.name.in_([_NAME + one for one in endpoint_ids])))
+    for some in batched(endpoint_ids):
+        await connection.execute(sa.delete(meta).where(meta.c.name.in_([_NAME + one for one in some])))

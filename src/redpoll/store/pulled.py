@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.deliveries import BATCH, AttemptRow, Result, Waiting, put_results
-from redpoll.store.schema import attempts, deliveries
+from redpoll.store.schema import attempts, deliveries, webhooks
 
 __all__ = ["Ended", "acknowledge", "due", "hand_out", "has_run_out", "next_due", "run_out"]
 
@@ -19,6 +19,8 @@ _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _TRIES: Final = deliveries.c.attempts - deliveries.c.cycle_from
 # An acknowledgement ends these, also dead letters.
 _HANDED_OUT: Final = deliveries.c.state.in_(("waiting", "failed")) & (deliveries.c.attempts > 0)
+# The enabled endpoints of all apps that are pulled. A list of their ids may be longer than a statement can be.
+_PULLED: Final = sa.select(webhooks.c.id).where(webhooks.c.url == "", webhooks.c.disabled_at.is_(None))
 # PostgreSQL's integers have 32 bits. It is 24 days: so late may an acknowledgement of a dead letter come.
 _MAX_MS: Final = 2**31 - 1
 
@@ -96,19 +98,16 @@ async def acknowledge(
     return ended
 
 
-async def has_run_out(
-    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int
-) -> bool:
+async def has_run_out(connection: AsyncConnection, now_s: float, max_attempts: int) -> bool:
     """Whether `run_out` would find something."""
-    query = sa.select(sa.exists().where(*_run_out(endpoint_ids, now_s, max_attempts)))
+    query = sa.select(sa.exists().where(*_run_out(now_s, max_attempts)))
     return bool((await connection.execute(query)).scalar_one())
 
 
-async def run_out(
-    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int
-) -> list[Ended]:
-    """Makes dead letters of the deliveries whose last lease has ended, of at most BATCH, and returns them."""
-    which = _run_out(endpoint_ids, now_s, max_attempts)
+async def run_out(connection: AsyncConnection, now_s: float, max_attempts: int) -> list[Ended]:
+    """Makes dead letters of the deliveries of enabled endpoints whose last lease has ended, of at most BATCH, and
+    returns them."""
+    which = _run_out(now_s, max_attempts)
     rows = await connection.execute(sa.select(*_ENDED).where(*which).order_by(deliveries.c.number).limit(BATCH))
     ended = [Ended(*row) for row in rows]
     if ended:
@@ -118,6 +117,6 @@ async def run_out(
     return ended
 
 
-def _run_out(endpoint_ids: Collection[str], now_s: float, max_attempts: int) -> tuple[sa.ColumnElement[bool], ...]:
+def _run_out(now_s: float, max_attempts: int) -> tuple[sa.ColumnElement[bool], ...]:
     waits = deliveries.c.state == "waiting"
-    return deliveries.c.endpoint_id.in_(endpoint_ids), waits, deliveries.c.at <= now_s, max_attempts <= _TRIES
+    return deliveries.c.endpoint_id.in_(_PULLED), waits, deliveries.c.at <= now_s, max_attempts <= _TRIES

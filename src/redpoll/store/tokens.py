@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.protocol.tokens import Token
 from redpoll.store.schema import tokens
+from redpoll.store.store import batched
 
 __all__ = ["add", "all_by_hash", "remove", "revoke", "set_last_used"]
 
@@ -33,8 +34,9 @@ async def add(connection: AsyncConnection, *added: Token) -> None:
 
 async def revoke(connection: AsyncConnection, ids: Collection[str], now_s: float) -> None:
     """Revokes tokens at `now_s`. Tokens that were revoked before keep their time."""
-    chosen = tokens.c.id.in_(ids) & tokens.c.revoked_at.is_(None)
-    await connection.execute(sa.update(tokens).where(chosen).values(revoked_at=now_s))
+    for some in batched(ids):
+        chosen = tokens.c.id.in_(some) & tokens.c.revoked_at.is_(None)
+        await connection.execute(sa.update(tokens).where(chosen).values(revoked_at=now_s))
 
 
 async def set_last_used(connection: AsyncConnection, times: Mapping[str, float]) -> None:
@@ -45,4 +47,5 @@ async def set_last_used(connection: AsyncConnection, times: Mapping[str, float])
 
 async def remove(connection: AsyncConnection, ids: Collection[str]) -> None:
     """Removes tokens. A request with one is then refused as unknown."""
-    await connection.execute(sa.delete(tokens).where(tokens.c.id.in_(ids)))
+    for some in batched(ids):
+        await connection.execute(sa.delete(tokens).where(tokens.c.id.in_(some)))

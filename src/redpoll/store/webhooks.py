@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store import dropped
 from redpoll.store.schema import deliveries, webhooks
+from redpoll.store.store import batched
 
 __all__ = [
     "Endpoint",
@@ -80,7 +81,10 @@ async def all_by_id(connection: AsyncConnection, since: int | None = None) -> di
 
 async def existing(connection: AsyncConnection, ids: Collection[str]) -> set[str]:
     """Those of these ids that are in the store."""
-    return set((await connection.execute(sa.select(webhooks.c.id).where(webhooks.c.id.in_(ids)))).scalars())
+    stored: set[str] = set()
+    for some in batched(ids):
+        stored.update((await connection.execute(sa.select(webhooks.c.id).where(webhooks.c.id.in_(some)))).scalars())
+    return stored
 
 
 async def find_by_id(connection: AsyncConnection, endpoint_id: str) -> Endpoint | None:

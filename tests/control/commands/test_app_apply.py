@@ -1,5 +1,7 @@
 """The commands `app apply` and `app export`, on SQLite and on PostgreSQL. tests/cli/test_apply.py has the rest."""
 
+import json
+
 import pytest
 import sqlalchemy as sa
 
@@ -8,6 +10,7 @@ from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context
 from redpoll.control.records.records import Records
 from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.importing.apps_file import parse
 from redpoll.store.schema import audit
 from redpoll.store.store import Store, database_url
 
@@ -91,6 +94,25 @@ async def test_pruned_webhooks_and_tokens_end_in_memory_and_in_the_store(url):
         assert [app.keys() & {"webhooks", "tokens"} for app in exported] == [set()]
     finally:
         await closed(context)
+
+
+async def test_export_has_pins_and_applied_elsewhere_they_are_the_same(url, tmp_path):
+    """Apps that were moved by export and apply accepted any certificate, without a word."""
+    (tmp_path / "other").mkdir()
+    context, other = await opened(url), await opened(database_url(tmp_path / "other"))
+    try:
+        webhooks = [{"url": "https://a.example/", "pin": "ab" * 32}, {"url": "https://b.example/"}]
+        await applied(context, wanted("shop", webhooks=webhooks))
+        exported = await commands.run(context, "app export", {})
+        assert [one.get("pin") for one in exported[0]["webhooks"]] == ["ab" * 32, None]
+        file = parse("apps.json", json.dumps({"apps": exported}).encode(), None, lambda text: text, 0.0)
+        assert (file.faults, (await applied(other, *file.apps))["faults"]) == ([], [])
+        assert await commands.run(other, "app export", {}) == exported
+        refused = await applied(other, wanted("shop", webhooks=[{"url": "https://b.example/", "pin": "ab"}]))
+        assert [fault["where"] for fault in refused["faults"]] == ["apps[0].webhooks[0].pin"]
+    finally:
+        await closed(context)
+        await closed(other)
 
 
 async def test_fault_in_one_app_changes_none(url):

@@ -59,6 +59,28 @@ def test_new_secret_of_a_webhook_leaves_the_old_one_valid_for_a_day():
     assert "new" not in "".join(made.changes)
 
 
+def test_pin_is_set_changed_removed_or_left_as_it_is():
+    url, other = "https://a.example/", "cd" * 32
+    # As openssl prints it.
+    (added,) = plan(webhooks=[{"url": url, "pin": ":".join(["AB"] * 32)}]).added_endpoints
+    assert added.pin == "ab" * 32
+    for same in ({}, {"pin": added.pin}):
+        assert plan(endpoints=(added,), webhooks=[{"url": url, **same}], prune=True).changed_endpoints == []
+    for pin in (other, ""):
+        made = plan(endpoints=(added,), webhooks=[{"url": url, "pin": pin}])
+        assert [one.pin for one in made.changed_endpoints] == [pin]
+        assert made.changes == [f"webhook {url}: pin changed"]
+        assert made.faults == []
+
+
+def test_pin_that_no_certificate_has_is_a_fault_at_its_place():
+    own = (endpoint("w1", pin="ab" * 32),)
+    webhooks = [{"url": "https://a.example/", "pin": "ab"}, {"url": None, "pin": "ab" * 32}, {"url": None, "pin": ""}]
+    made = plan(endpoints=own, webhooks=webhooks)
+    assert [where for where, _ in made.faults] == ["webhooks[0].pin", "webhooks[1].pin"]
+    assert "64 hex digits" in made.faults[0][1]
+
+
 def test_secret_without_a_key_is_that_of_the_only_key():
     single = msgspec.structs.replace(SHOP, keys=SHOP.keys[:1])
     assert plan(known=single, keys=[{"key": "", "secret": "s9"}]).app.keys == (Key(key="k1", secret="s9"),)

@@ -183,6 +183,26 @@ async def test_invalid_fields_are_refused_with_a_reason(endpoints, wrong, senten
         assert endpoints.get(endpoint.id) == endpoint
 
 
+async def test_endpoint_whose_url_is_no_longer_allowed_can_be_changed(endpoints, sender, monkeypatch):
+    """It couldn't be disabled by the API or the dashboard after webhook_allow_http was taken back."""
+    lax = Sender(allow_http=True)
+    monkeypatch.setattr(endpoints, "_sender", lambda: lax)
+    url = "http://example.com/hook"
+    endpoint = await create(endpoints, url=url)
+    monkeypatch.setattr(endpoints, "_sender", lambda: sender)
+    assert not (await endpoints.change(endpoint.id, enabled=False)).enabled
+    # The dashboard's form has all fields.
+    changed = await endpoints.change(endpoint.id, url, ("cache.miss",), (), "pusher")
+    assert (changed.url, changed.events, changed.format) == (url, ("cache.miss",), "pusher")
+    # As `redpoll webhook enable` does: each attempt is refused and says why.
+    assert (await endpoints.change(endpoint.id, enabled=True)).enabled
+    for other in ("http://example.com/other", ""):
+        with pytest.raises(RecordError, match="the URL must begin with https://"):
+            await endpoints.change(endpoint.id, other)
+    assert (await endpoints.change(endpoint.id, URL)).url == URL
+    await lax.close()
+
+
 async def test_app_has_at_most_50_endpoints(endpoints):
     for _ in range(50):
         await create(endpoints)

@@ -10,7 +10,17 @@ import pytest
 from pusher import Pusher
 
 from redpoll.cluster.transition import Transition
-from redpoll.control.webhooks.payloads import EVENTS, FORMATS, batch_id, has_events, headers, join, render, sign
+from redpoll.control.webhooks.payloads import (
+    EVENTS,
+    FORMATS,
+    batch_id,
+    format_of,
+    has_events,
+    headers,
+    join,
+    render,
+    sign,
+)
 from redpoll.protocol.apps import Key
 
 CLIENTS = Path(__file__).parents[2] / "clients"
@@ -187,6 +197,7 @@ def test_joined_body_has_all_events_in_order_with_their_bytes_and_the_latest_tim
 @pytest.mark.parametrize("event", EVENTS)
 def test_only_bodies_in_the_pusher_format_can_be_joined(event):
     assert [has_events(render(format, SAMPLES[event])) for format in FORMATS] == [False, True]
+    assert [format_of(render(format, SAMPLES[event])) for format in FORMATS] == list(FORMATS)
     body = render("pusher", SAMPLES[event])
     assert join([body]) == body
 

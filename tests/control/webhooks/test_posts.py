@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from control.webhooks.transitions import APP, NOW_S
@@ -10,6 +11,7 @@ from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.payloads import batch_id
 from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.sender import Sender
+from redpoll.protocol.apps import Key
 from redpoll.store.deliveries import Waiting
 from redpoll.store.webhooks import Endpoint
 
@@ -46,6 +48,17 @@ async def test_one_delivery_is_posted_in_its_own_trace_under_its_own_id(sender, 
     (span,) = spans
     assert request.headers["traceparent"] == f"00-{TRACES[0]}-{span.span_id}-01"
     assert (span.attributes["redpoll.delivery"], span.attributes["redpoll.channel"]) == ("d1", "room-1")
+
+
+@pytest.mark.parametrize(("format", "body", "signs"), [("service", "pusher", True), ("pusher", "service", False)])
+async def test_headers_are_those_of_the_body_after_the_format_was_changed(sender, receiver, format, body, signs):
+    """Waiting deliveries were sent in Pusher's format without Pusher's signature."""
+    bodies = {"pusher": delivery(1).body, "service": b'{"event":"client_event","data":{},"timestamp":1}'}
+    posts = Posts(sender, lambda _app: Key(key="k", secret="s"), lambda: NOW_S, None)
+    endpoint = msgspec.structs.replace(endpoint_of(receiver), format=format)
+    await posts.post(endpoint, [delivery(1)._replace(body=bodies[body])])
+    (request,) = receiver.requests
+    assert ("x-pusher-key" in request.headers, "x-pusher-signature" in request.headers) == (signs, signs)
 
 
 async def test_several_are_posted_in_a_trace_of_their_own_that_the_events_spans_name(sender, receiver):

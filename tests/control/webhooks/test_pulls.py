@@ -8,6 +8,7 @@ from control.webhooks.transitions import APP, OTHER, Box, transition
 from redpoll.config.settings import Settings
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.tracing.spans import Spans
+from redpoll.control.webhooks.payloads import format_of
 from redpoll.control.webhooks.pulls import MAX_LIMIT
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.store.store import Store
@@ -163,6 +164,23 @@ async def test_delivery_that_is_pulled_carries_its_trace(make_webhooks):
     (span,) = sent
     assert delivery.headers["traceparent"] == f"00-{'ab' * 16}-{span.span_id}-01"
     assert (span.name, span.attributes["redpoll.delivery"]) == ("webhook", delivery.id)
+
+
+async def test_headers_are_those_of_the_body_after_the_format_was_changed(make_webhooks):
+    """Waiting deliveries were handed out in Pusher's format without Pusher's signature."""
+    box = Box()
+    webhooks = await make_webhooks(box)
+    formats = {APP: ("service", "pusher"), OTHER: ("pusher", "service")}
+    endpoints = {app: await webhooks.endpoints.create(app, None, format=formats[app][0]) for app in formats}
+    box.put(*(transition(app_id=app) for app in formats))
+    bodies, signs = {}, {}
+    for app, endpoint in endpoints.items():
+        await waiting(webhooks, 1, app)
+        await webhooks.endpoints.change(endpoint.id, format=formats[app][1])
+        ((delivery,), _) = await webhooks.pulls.hand_out(app, None, 1)
+        bodies[app], signs[app] = delivery.body, "X-Pusher-Signature" in delivery.headers
+    assert [format_of(body) for body in bodies.values()] == ["service", "pusher"]
+    assert signs == {APP: False, OTHER: True}
 
 
 async def test_disabled_endpoint_hands_out_nothing_and_another_app_has_none(make_webhooks):

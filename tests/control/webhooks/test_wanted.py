@@ -4,7 +4,7 @@ import pytest
 
 from control.webhooks.transitions import APP
 from redpoll.control.records.records import RecordError
-from redpoll.control.webhooks.wanted import check_wanted, hooks_of, wants, wants_client_event
+from redpoll.control.webhooks.wanted import check_pin, check_wanted, hooks_of, wants, wants_client_event
 from redpoll.store.webhooks import Endpoint
 
 URL = "https://example.com/hook"
@@ -75,3 +75,19 @@ def test_events_are_batched_only_in_the_pusher_format_and_for_a_url(values, text
 def test_names_that_no_client_event_has_are_refused(values, text):
     with pytest.raises(RecordError, match=text):
         check_wanted(plain(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"url": ""}, "the webhook has no URL"),
+        ({"url": "HTTP://example.com/"}, "no certificate to pin on an http:// URL"),
+        ({"pin": "ab" * 31}, "64 hex digits, not 'abab"),
+        ({"pin": "AB" * 32}, "64 hex digits"),
+    ],
+)
+def test_pin_is_a_fingerprint_and_needs_a_certificate(values, text):
+    check_pin(plain(pin="ab" * 32))
+    check_pin(plain(**{**values, "pin": ""}))
+    with pytest.raises(RecordError, match=text):
+        check_pin(plain(**{"pin": "ab" * 32, **values}))

@@ -7,15 +7,18 @@ import sys
 import textwrap
 import time
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from control.webhooks.transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
 from helpers.receiver import OK, Receiver, hang, status
 from redpoll.cluster.redis.keys import Keys
+from redpoll.config.settings import Settings
 from redpoll.control.observe.metrics import FAMILIES
-from redpoll.control.records.records import RecordError
-from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
+from redpoll.control.records.records import RecordError, Records
+from redpoll.control.webhooks.webhooks import FAILING_AFTER_S, Webhooks
+from redpoll.store.store import Store
 
 BROKEN = status(500, "Internal Server Error")
 
@@ -330,8 +333,7 @@ async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_w
     """A client that joins and leaves at a failing endpoint made dead letters without end."""
     receiver.answer = status(500)
     box = Box()
-    # Two tidyings at a time, which a server never has, would both remove the same number.
-    webhooks = await make_webhooks(box, {"tidy_every_s": 3_600.0}, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    webhooks = await make_webhooks(box, webhook_retry_after_s=(), webhook_max_dead_letters=3)
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
@@ -343,6 +345,54 @@ async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_w
     assert webhooks.counters()["webhook_dead_letters_removed_total"] == 2
     await webhooks.tidy()
     assert (await webhooks.depths(APP))[endpoint.id].failed == 3
+
+
+async def test_dead_letters_that_are_handled_during_the_tidying_count_as_gone(
+    make_webhooks, receiver, clock, monkeypatch
+):
+    """As many others were removed, though the bound had room for them."""
+    # The tidying of this test is the only one.
+    limits = {"tidy_every_s": 3_600.0}
+    box, receiver.answer = Box(), BROKEN
+    webhooks = await make_webhooks(box, limits, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    await webhooks.endpoints.create(APP, receiver.url)
+    box.put(*(transition(channel=f"c{number}") for number in range(5)))
+    letters = await seen(webhooks, "failed", 5)
+    clock.advance(61)
+    run_out = webhooks.pulls.run_out
+
+    async def run_out_while_the_operator_discards(store):
+        await webhooks.dead_letters.discard([letters[0].id, letters[1].id])
+        return await run_out(store)
+
+    monkeypatch.setattr(webhooks.pulls, "run_out", run_out_while_the_operator_discards)
+    await webhooks.tidy()
+    assert {letter.id for letter in await webhooks.deliveries(APP, states=("failed",))} == {
+        letter.id for letter in letters[2:]
+    }
+    assert webhooks.counters()["webhook_dead_letters_removed_total"] == 0
+
+
+async def test_tidying_works_with_more_endpoints_than_a_statement_has_values(postgres_url, clock):
+    """PostgreSQL takes 32,767 values: with more endpoints, of all apps together, every tidying failed."""
+    store = await Store.open(postgres_url)
+    records = Records(store)
+    await records.load()
+    await records.upsert_app(APP, "a" * 20, "b" * 40)
+    webhooks = Webhooks(store, records, Settings(), clock=clock, steady=clock.steady, tidy_every_s=3_600.0)
+    try:
+        await webhooks.load()
+        endpoint = await webhooks.endpoints.create(APP, None)
+        # Only memory has the others.
+        webhooks.endpoints.put_many(msgspec.structs.replace(endpoint, id=f"e{number}") for number in range(33_000))
+        box = Box(transition())
+        webhooks.start(box, lambda *_: None)
+        await seen(webhooks, "waiting", 1)
+        await webhooks.tidy()
+        assert webhooks.counters()["webhook_deliveries_waiting"] == 1
+    finally:
+        await webhooks.finish()
+        await store.close()
 
 
 async def test_next_process_completes_an_interrupted_deletion(make_webhooks, receiver, monkeypatch):

@@ -155,6 +155,7 @@ def _exported(app: App, webhooks: Webhooks, tokens: Iterable[Token]) -> dict[str
             "events": one.events,
             "format": one.format,
             "secret": one.secret,
+            **({"pin": one.pin} if one.pin else {}),
             **({"channels": one.channels} if one.channels else {}),
             **({"client_events": one.client_events} if one.client_events else {}),
             **({"batch": True} if one.batch else {}),

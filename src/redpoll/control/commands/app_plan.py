@@ -19,7 +19,7 @@ from redpoll.control.records.records import rule_pattern, setting_text
 from redpoll.control.records.tokens import check_token, new_token
 from redpoll.control.webhooks.endpoints import MAX_ENDPOINTS, OVERLAP_S, deleted
 from redpoll.control.webhooks.payloads import FORMATS
-from redpoll.control.webhooks.wanted import ALL, hooks_of, target_of
+from redpoll.control.webhooks.wanted import ALL, check_pin, hooks_of, target_of
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting, with_eras
 from redpoll.protocol.tokens import Token
 from redpoll.store.webhooks import Endpoint
@@ -48,6 +48,13 @@ class WantedWebhook(msgspec.Struct, forbid_unknown_fields=True):
     batch: bool = False
     secret: str | None = None
     enabled: bool = True
+    # The fingerprint of the only accepted certificate. "": any valid one is; None: as it is.
+    pin: str | None = None
+
+    @property
+    def pinned(self) -> str | None:
+        """`pin` as the record has it: tools print fingerprints in capitals, with colons."""
+        return None if self.pin is None else self.pin.replace(":", "").lower()
 
 
 class WantedToken(msgspec.Struct, forbid_unknown_fields=True):
@@ -238,6 +245,11 @@ class AppPlan:
             same = own.get(number)
             endpoint = self._new_endpoint(wanted) if same is None else self._changed_endpoint(same, wanted)
             after[endpoint.id] = endpoint
+            if wanted.pin is not None:
+                try:
+                    check_pin(endpoint)
+                except RecordError as error:
+                    self.faults.append((f"webhooks[{number}].pin", str(error)))
         if self._prune:
             named = {endpoint.id for endpoint in own.values()}
             for endpoint in (one for one in before if one.id not in named):
@@ -262,6 +274,7 @@ class AppPlan:
             client_events=tuple(dict.fromkeys(wanted.client_events)),
             format=wanted.format,
             batch=wanted.batch,
+            pin=wanted.pinned or "",
             # Those of one app keep the order of the file.
             created_at=self._now_s + len(self.added_endpoints) / 1_000,
             disabled_at=None if wanted.enabled else self._now_s,
@@ -288,6 +301,8 @@ class AppPlan:
                 "previous_secret": own.secret,
                 "previous_until": self._now_s + OVERLAP_S,
             }
+        if wanted.pinned is not None and wanted.pinned != own.pin:
+            values["pin"] = wanted.pinned
         if not values:
             return own
         names = {"disabled_at": "enabled", "previous_secret": "", "previous_until": ""}

@@ -21,7 +21,7 @@ from redpoll.store import apps as app_rows
 from redpoll.store import tokens as token_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import COMMAND_LINE, Actor
-from redpoll.store.store import all_follow_from, batched
+from redpoll.store.store import all_follow_from
 from redpoll.store.webhooks import Endpoint
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ async def write(edit: Edit, webhooks: Webhooks, changed: Sequence[AppPlan], off:
     for endpoint in replaced:
         await endpoint_rows.put(connection, endpoint)
     await token_rows.add(connection, *(token for plan in changed for token in plan.added_tokens))
-    for ids in batched([token.id for plan in changed for token in plan.revoked_tokens]):
-        await token_rows.revoke(connection, ids, now_s)
+    await token_rows.revoke(connection, [token.id for plan in changed for token in plan.revoked_tokens], now_s)
     edit.apps = {app.id: app for app in (*(plan.app for plan in changed if plan.app != plan.known), *off)}
     edit.webhooks = [endpoint.id for endpoint in (*added, *replaced)]
     edit.tokens = [token.id for plan in changed for token in (*plan.added_tokens, *plan.revoked_tokens)]

@@ -206,6 +206,9 @@ class Endpoints:
 
         Waiting deliveries go to the new URL, in the format in which they were rendered. If the URL of a pinned endpoint
         changes, the new receiver's certificate is pinned. An endpoint whose deliveries are pulled can't get a URL.
+
+        A URL that stays isn't checked: it may have been saved under other settings, and its endpoint must still be
+        disabled, and change otherwise. Every attempt checks it.
         """
         before = self.get(endpoint_id)
         values: dict[str, object] = {}
@@ -222,15 +225,15 @@ class Endpoints:
             values["batch"] = batch
         if enabled is not None and enabled != before.enabled:
             values["disabled_at"] = None if enabled else self._clock()
-        asked_url = before.url if url is None else url
-        self._check(msgspec.structs.replace(before, **values), None if before.pulled else asked_url)
-        if url is not None and before.pin and url != before.url:
-            values["pin"] = await self._capture_pin(url)
+        new_url = None if url == before.url else url
+        self._check(msgspec.structs.replace(before, **values), new_url)
+        if new_url is not None and before.pin:
+            values["pin"] = await self._capture_pin(new_url)
 
         def changed(endpoint: Endpoint) -> Endpoint:
             # Together with what another change did meanwhile.
             after = msgspec.structs.replace(endpoint, **values)
-            self._check(after, None if after.pulled else after.url)
+            check_wanted(after)
             return after
 
         return await self._replace(endpoint_id, changed, "webhook change", by)

@@ -24,6 +24,7 @@ __all__ = [
     "STANDARD",
     "batch_id",
     "client_event_name",
+    "format_of",
     "has_events",
     "headers",
     "join",
@@ -131,6 +132,11 @@ def has_events(body: bytes) -> bool:
     """Whether it is a body in the pusher format, which `join` takes: of an endpoint whose format was changed, some of
     the waiting deliveries have the other."""
     return body.startswith(_PUSHER_BEGINNING)
+
+
+def format_of(body: bytes) -> str:
+    """The format in which the body was rendered, whose headers it needs: that of its endpoint may be another by now."""
+    return "pusher" if has_events(body) else "service"
 
 
 def join(bodies: Iterable[bytes]) -> bytes:

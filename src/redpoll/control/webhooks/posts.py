@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redpoll.control.tracing.spans import Attempted, Spans
 from redpoll.control.webhooks.outcomes import Attempt
-from redpoll.control.webhooks.payloads import BATCH, batch_id, headers, join
+from redpoll.control.webhooks.payloads import BATCH, batch_id, format_of, headers, join
 from redpoll.control.webhooks.sender import Sender, Target
 from redpoll.protocol.apps import Key
 from redpoll.store.deliveries import Waiting
@@ -43,7 +43,7 @@ class Posts:
         begun_s = self._clock()
         content = _content(items)
         signed = headers(
-            endpoint.format,
+            format_of(content.body),
             content.event,
             content.body,
             delivery_id=content.id,

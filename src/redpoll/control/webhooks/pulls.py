@@ -17,7 +17,7 @@ from redpoll.control.records.records import RecordError
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import Outcome
-from redpoll.control.webhooks.payloads import headers
+from redpoll.control.webhooks.payloads import format_of, headers
 from redpoll.protocol.apps import Key
 from redpoll.store import pulled as pulled_rows
 from redpoll.store.deliveries import BATCH, Waiting
@@ -134,18 +134,19 @@ class Pulls:
 
     async def run_out(self, store: Changes) -> int:
         """Makes dead letters of the deliveries whose last lease has ended. Returns how many."""
-        apps = {one.id: one.app_id for one in self._endpoints.every() if one.pulled and one.enabled}
-        if not apps:
+        if not any(one.pulled and one.enabled for one in self._endpoints.every()):
             return 0
         async with store.reading() as connection:
-            if not await pulled_rows.has_run_out(connection, apps, self._clock(), self._max_attempts):
+            if not await pulled_rows.has_run_out(connection, self._clock(), self._max_attempts):
                 return 0
         total, is_whole = 0, False
         while not is_whole:
             # In batches, so that other writers get their turn.
             async with store.change() as connection:
-                failed = await pulled_rows.run_out(connection, apps, self._clock(), self._max_attempts)
-            for app_id, count in Counter(apps[one.endpoint_id] for one in failed).items():
+                failed = await pulled_rows.run_out(connection, self._clock(), self._max_attempts)
+            # Another node may have made an endpoint that isn't known here yet.
+            endpoints = [self._endpoints.known(one.endpoint_id) for one in failed]
+            for app_id, count in Counter(one.app_id for one in endpoints if one is not None).items():
                 self._count(app_id, Outcome.UNACKED, count)
             self._left(failed)
             self.failed_total += len(failed)
@@ -193,7 +194,7 @@ class Pulls:
 
     def _handed(self, endpoint: Endpoint, one: Waiting, now_s: float) -> Handed:
         signed = headers(
-            endpoint.format,
+            format_of(one.body),
             one.event,
             one.body,
             delivery_id=one.id,

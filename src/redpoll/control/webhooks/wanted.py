@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,12 +12,22 @@ from redpoll.control.webhooks.payloads import EVENTS, FORMATS, STANDARD, client_
 from redpoll.protocol.channels import valid_name
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["ALL", "check_has_url", "check_wanted", "hooks_of", "target_of", "wants", "wants_client_event"]
+__all__ = [
+    "ALL",
+    "check_has_url",
+    "check_pin",
+    "check_wanted",
+    "hooks_of",
+    "target_of",
+    "wants",
+    "wants_client_event",
+]
 
 ALL: Final = "all"
 _MAX_NAMES: Final = 50
 # An app may allow longer names of events, but none longer than this (protocol/apps.py).
 _MAX_EVENT_CHARS: Final = 1_000
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 # The letter in `App.hooks` that makes workers write outbox rows for an event.
 _LETTERS: Final = {
     "channel.occupied": Hook.OCCUPANCY,
@@ -59,6 +70,18 @@ def check_has_url(endpoint: Endpoint) -> None:
     """Raises RecordError for an endpoint whose deliveries are pulled."""
     if endpoint.pulled:
         raise RecordError("the webhook has no URL: its deliveries are pulled")
+
+
+def check_pin(endpoint: Endpoint) -> None:
+    """Raises RecordError for a pin that no certificate of its URL can match. A captured one is right; this is for those
+    from a file."""
+    if not endpoint.pin:
+        return
+    check_has_url(endpoint)
+    if endpoint.url.lower().startswith("http:"):
+        raise RecordError("there is no certificate to pin on an http:// URL")
+    if not _FINGERPRINT(endpoint.pin):
+        raise RecordError(f"a pin is the SHA-256 of a certificate, 64 hex digits, not {endpoint.pin[:100]!r}")
 
 
 def check_wanted(endpoint: Endpoint) -> None:

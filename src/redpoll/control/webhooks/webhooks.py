@@ -39,6 +39,7 @@ from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.control.webhooks.wanted import ALL, check_has_url
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import old_deliveries
 from redpoll.store.audit import Actor
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth, Waiting
 from redpoll.store.leadership import Changes
@@ -353,8 +354,7 @@ class Webhooks:
         assert self.intake is not None
         endpoints = self.endpoints.every()
         async with self._store.reading() as connection:
-            ids = [endpoint.id for endpoint in endpoints]
-            self._depths = await delivery_rows.depths(connection, ids, sum_from=self._bound.sum_from)
+            self._depths = await delivery_rows.depths(connection, None, sum_from=self._bound.sum_from)
         self._bound.look(self._depths)
         for endpoint in endpoints:
             depth = self._depths.get(endpoint.id)
@@ -374,26 +374,25 @@ class Webhooks:
     async def _prune(self, older_than: float, before: float) -> None:
         keep = self._max_finished
         async with self._store.reading() as connection:
-            to_prune = await delivery_rows.endpoints_to_prune(connection, keep=keep, older_than=older_than)
+            to_prune = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
         for endpoint_id in to_prune:
             removed = 1
             while removed:
                 async with self._leader_store.change() as connection:
-                    removed = await delivery_rows.remove_finished(
+                    removed = await old_deliveries.remove_finished(
                         connection, endpoint_id, keep=keep, older_than=older_than, before=before
                     )
 
     async def _limit_dead_letters(self, before: float) -> None:
         """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
-        for endpoint_id, depth in self._depths.items():
-            excess = depth.failed - self._settings.webhook_max_dead_letters
-            total = 0
-            while excess > 0:
+        keep = self._settings.webhook_max_dead_letters
+        for endpoint_id in [one for one, depth in self._depths.items() if depth.failed > keep]:
+            removed, total = 1, 0
+            while removed:
                 async with self._leader_store.change() as connection:
-                    removed = await delivery_rows.remove_dead_letters(connection, endpoint_id, excess, before)
-                if not removed:
-                    break
-                excess -= removed
+                    removed = await old_deliveries.remove_dead_letters(
+                        connection, endpoint_id, keep=keep, before=before
+                    )
                 total += removed
             if total:
                 self._dead_letters_removed += total

@@ -1,0 +1,49 @@
+"""Removal of deliveries that are finished, and of dead letters beyond the bound (deliveries.py has the table, and the
+states). Both are kept for people to look at. control/webhooks/webhooks.py decides how many, and how long."""
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from redpoll.store.deliveries import BATCH
+from redpoll.store.schema import deliveries
+
+__all__ = ["endpoints_to_prune", "remove_dead_letters", "remove_finished"]
+
+
+async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
+    """The ids of the endpoints for which `remove_finished` may find something to remove."""
+    finished = deliveries.c.state.in_(("delivered", "discarded"))
+    too_many = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
+    grouped = sa.select(deliveries.c.endpoint_id).where(finished).group_by(deliveries.c.endpoint_id, deliveries.c.state)
+    return list(dict.fromkeys((await connection.execute(grouped.having(too_many))).scalars()))
+
+
+async def remove_finished(
+    connection: AsyncConnection, endpoint_id: str, *, keep: int, older_than: float, before: float
+) -> int:
+    """Removes delivered and discarded deliveries that were finished by `older_than`, and all but the newest `keep` in
+    each state, but none that were finished after `before`. One call removes at most BATCH per state; returns the
+    number."""
+    removed = 0
+    for state in ("delivered", "discarded"):
+        which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
+        newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
+        beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
+        upto = min(before, older_than if beyond is None else max(older_than, beyond))
+        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(BATCH)
+        statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
+        removed += (await connection.execute(statement)).rowcount
+    return removed
+
+
+async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, *, keep: int, before: float) -> int:
+    """Removes all but the endpoint's newest `keep` dead letters, but none that failed after `before`, and at most
+    BATCH. Returns the number. They are counted here, because the operator may handle some at any time."""
+    failed = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "failed")
+    count = (await connection.execute(sa.select(sa.func.count()).where(failed))).scalar_one()
+    if count <= keep:
+        return 0
+    old = sa.select(deliveries.c.number).where(failed, deliveries.c.at <= before)
+    oldest = old.order_by(deliveries.c.at).limit(min(count - keep, BATCH))
+    statement = sa.delete(deliveries).where(deliveries.c.number.in_(oldest.scalar_subquery()))
+    return (await connection.execute(statement)).rowcount
