@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.tokens import Token
-from redpoll.store import accounts, audit, copying, daily, revoked_grants, tokens
+from redpoll.store import accounts, audit, copying, daily, dropped, revoked_grants, tokens
 from redpoll.store import apps as app_rows
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
@@ -47,6 +47,7 @@ async def fill(store: Store) -> None:
         await accounts.add(connection, user)
         await accounts.add_session(connection, "s", "vera", 2.0)
         await audit.add(connection, audit.Actor("vera", "::1"), "did")
+        await dropped.note(connection, {"e": 3}, 4.5)
         await raise_version(connection, apps=("7",), tokens=("t",), webhooks=("e",), for_workers=True)
 
 
@@ -79,6 +80,7 @@ async def test_every_row_is_copied_and_new_rows_get_new_numbers(stores, one, oth
     assert all(copied.values())
     assert await rows_of(source) == await rows_of(target) == before
     async with target.change() as connection:
+        assert await dropped.counts(connection, None) == {"e": (3, 4.5)}
         await app_rows.add_key(connection, "7", Key(key="new", secret="s"), given=False)
         await audit.add(connection, audit.Actor("vera", "::1"), "did")
         numbers = (await connection.execute(sa.select(keys.c.number).order_by(keys.c.number))).scalars().all()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from redpoll.store import dropped
 from redpoll.store.errors import StoreError
 from redpoll.store.schema import changes, meta, metadata
 from redpoll.store.shard_key import put_shard_key, shard_key
@@ -35,6 +36,8 @@ async def copy(source: Store, target: Store) -> dict[str, int]:
         if copied != await _count(writing) or copied != await _count(reading):
             raise StoreError("the copy doesn't have as many rows as the source, so nothing was kept; try again")
         await put_shard_key(writing, await shard_key(reading))
+        for endpoint_id, (count, at_s) in (await dropped.counts(reading, None)).items():
+            await dropped.note(writing, {endpoint_id: count}, at_s)
         # Rows keep the source's versions, which are lower than the target's.
         await raise_version(writing, for_workers=True)
     return copied
