@@ -425,6 +425,28 @@ def test_repeated_subscribes_are_limited_too(make_client):
     assert client.refusal_of(client.subscribe("a"), "a")[:2] == ("LimitReached", 429)
 
 
+@pytest.mark.parametrize("user", [None, "7"])
+def test_subscribes_repeated_while_pending_are_limited_as_well(make_client, user):
+    client = make_client(limits=Limits(max_channels=200, subscribes_per_s=1))
+    channel, data = ("a", None) if user is None else ("presence-a", json.dumps({"user_id": user}))
+    client.subscribe(channel, data)
+    # More of them than are answered.
+    assert [client.subscribe(channel, data) for _ in range(200)] == [[]] * 200
+    assert client.refusal_of(client.subscribe(channel, data), channel)[:2] == ("LimitReached", 429)
+    assert client.session.channels[channel].pending
+    assert len(client.session.joined(channel)) == 100
+    client.now += 1.0
+    assert client.subscribe(channel, data) == [Acknowledge(channel)]
+
+
+def test_repeated_subscribe_is_refused_for_its_address_and_the_subscription_stays(client):
+    client.join("a")
+    effects = client.session.refused("a", "address", client.now)
+    assert client.refusal_of(effects, "a")[:2] == ("LimitReached", 429)
+    assert client.subscribe("a") == [Acknowledge("a")]
+    assert client.session.refused("b", "address", client.now) == []
+
+
 def test_without_a_rate_subscribes_are_not_limited(make_client):
     client = make_client(limits=Limits(max_channels=2, subscribes_per_s=0))
     for _ in range(5_000):
@@ -432,7 +454,8 @@ def test_without_a_rate_subscribes_are_not_limited(make_client):
         client.unsubscribe("a")
 
 
-def test_repeats_without_end_do_not_pile_up(client):
+def test_repeats_without_end_do_not_pile_up(make_client):
+    client = make_client(limits=Limits(subscribes_per_s=0))
     client.subscribe("a")
     for _ in range(5_000):
         assert client.subscribe("a") == []

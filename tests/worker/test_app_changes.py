@@ -13,7 +13,7 @@ from redpoll.protocol.apps import App, CurrentApp, Key
 from redpoll.protocol.grants import AppGrants
 from redpoll.protocol.session import Session
 from redpoll.worker.app_changes import AppChanges
-from redpoll.worker.hub.client_libraries import ClientSeen
+from redpoll.worker.hub.client_libraries import ClientLibraries
 from redpoll.worker.timers.paced_close import PacedClose
 
 
@@ -37,13 +37,11 @@ async def test_an_app_that_is_disabled_closes_its_sockets_with_4003(bench):
 
 
 class Connection:
-    """`at_s`: when it came, in seconds from now."""
-
-    def __init__(self, current, at_s=-60):
+    def __init__(self, current):
         self.state = _engine.OPEN
         self.code = None
         self.session = Session((1, 1), current)
-        self.client_seen = ClientSeen("test", int(time.time()) + at_s)
+        self.client_seen = ClientLibraries().note({})
 
     def shut(self, code, message):
         self.state = _engine.CLOSING
@@ -173,7 +171,7 @@ class TestClosing:
         other = but(app, keys=(Key(key="cc" * 10, secret="dd" * 10),))
         site.changes.changed("1", app, None)
         site.changes.changed("1", None, other)
-        newcomer = Connection(site.current["1"], at_s=60)
+        newcomer = Connection(site.current["1"])
         site.connections["1"].append(newcomer)
         site.pass_time()
         assert site.codes("1") == {4001: 100, None: 1}

@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class PartedDict(Generic[K, V]):
-    """The operations of a dict that local_channels.py uses; there is no `in`, and no iteration over keys. `get` takes
+    """The operations of a dict that its users need; there is no `in`, and no iteration over keys. `get` takes
     0.1 us longer than that of a dict. The order of `values` means nothing."""
 
     __slots__ = ("_count", "_parts")

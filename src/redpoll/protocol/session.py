@@ -45,7 +45,7 @@ from redpoll.protocol.users import MAX_WATCHED
 
 __all__ = ["Session", "Subscription"]
 
-# While Redis is away, further subscribes to one pending channel aren't counted any more.
+# While Redis is away, further subscribes to one pending channel aren't answered any more.
 _MAX_REPEATS = 100
 _MAX_QUOTED_CHARS = 64
 _REJECTED = "Client event rejected:"
@@ -158,13 +158,15 @@ class Session:
 
     def refused(self, channel: str, reason: str, now: float) -> list[Effect]:
         """The worker calls this when the Join of `channel` failed. `reason` is "members" if the presence channel is
-        full, "channels" if the app has too many occupied channels, "address" if the client's address subscribes too
-        fast, or "unavailable", after which the worker closes the connection."""
+        full, "channels" if the app has too many occupied channels, or "unavailable", after which the worker closes the
+        connection. "address": the client's address subscribes too fast; a repeated subscribe is refused as well, and
+        the subscription stays."""
         subscription = self.channels.get(channel)
-        if subscription is None or not subscription.pending:
+        if subscription is None or not (subscription.pending or reason == "address"):
             return []
-        del self.channels[channel]
-        self._charge_subscribe(now)
+        if subscription.pending:
+            del self.channels[channel]
+            self._charge_subscribe(now)
         if reason == "members":
             fault = f"the presence channel is full: {self.app.max_presence_members} members are allowed"
         elif reason == "channels":
@@ -221,14 +223,12 @@ class Session:
         """A repeated subscribe succeeds and changes nothing. As another user it is refused, and the first subscription
         stays."""
         if member is not None and member.user_id != existing.user_id:
-            message = f"Existing subscription to channel {channel} as another user"
-            return [Send(frames.error(None, message))]
+            return [Send(frames.error(None, f"Existing subscription to channel {channel} as another user"))]
+        self._charge_subscribe(now)
         if not existing.pending:
-            self._charge_subscribe(now)
             return [Acknowledge(channel)]
         if existing.repeats < _MAX_REPEATS:
-            repeats = existing.repeats + 1
-            self.channels[channel] = Subscription(True, existing.user_id, repeats, existing.grant)
+            self.channels[channel] = Subscription(True, existing.user_id, existing.repeats + 1, existing.grant)
         return []
 
     def _charge_subscribe(self, now: float) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from time import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redpoll import _engine
 from redpoll.loop.slices import walk
 from redpoll.protocol.errors import CLOSE_TEXTS, ApiError, Code
+from redpoll.worker.hub.removed import REMOVALS
 from redpoll.worker.timers.paced_close import Batch, PacedClose
 
 if TYPE_CHECKING:
@@ -102,11 +102,12 @@ class AppChanges:
             closing.batch.cancel()
 
     def _close_deleted(self, app_id: str, deleted: App) -> None:
-        deleted_at_s = int(time())
+        # Orders the deletion and the connections as it does removals, whatever the clock does.
+        number = REMOVALS.next()
 
         def wanted(connection: Connection) -> bool:
             # An app that was made with this id since, and other keys, has connections of its own.
-            return connection.client_seen.at_s <= deleted_at_s
+            return connection.client_seen.removals < number
 
         text = "the app was deleted"
         self._close_app(app_id, deleted, Code.UNKNOWN_KEY, text, wanted)

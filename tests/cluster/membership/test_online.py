@@ -2,10 +2,15 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from redpoll.cluster.membership.online import Online
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.timings import Timings
+from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.loop.slices import SLICE_S
 
 
 @pytest.fixture
@@ -250,3 +255,133 @@ async def test_question_that_redis_fails_is_asked_again(a, link, keys, wait_unti
     finally:
         await link.ask(b"ACL", b"SETUSER", b"default", b"+exists")
     await wait_until(lambda: a.sockets.states == [("u", False)])
+
+
+class Asked:
+    """A link that notes what is asked and answers when the test says so. By its clock, a slice has two steps."""
+
+    def __init__(self):
+        self.subscribed, self.unsubscribed, self.questions, self.states = [], [], [], []
+        self.now = 0.0
+        users = SimpleNamespace(here=lambda app_id, user_id: False)
+        self.online = Online(self, Keys(), users, SimpleNamespace(user_state=self.user_state), Timings())
+        self.online._slices.clock = self.clock
+
+    def clock(self):
+        self.now += 0.6 * SLICE_S
+        return self.now
+
+    def subscribe(self, topics, done):
+        self.subscribed += topics
+
+    def unsubscribe(self, topics, done):
+        self.unsubscribed += topics
+
+    def call(self, *command, done):
+        self.questions.append((command[1].decode().rpartition(":")[2], done))
+
+    def user_state(self, app_id, user_id, online):
+        self.states.append((user_id, online))
+
+    def answer(self, reply):
+        questions, self.questions = self.questions, []
+        for _, done in questions:
+            done(reply)
+
+    @property
+    def names(self):
+        return sorted(name for name, _ in self.questions)
+
+
+@pytest.fixture
+def asked():
+    return Asked()
+
+
+async def passes(count):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_after_a_break_each_pass_of_the_loop_asks_for_a_slice_of_the_users(asked):
+    users = sorted(f"u{n}" for n in range(1000))
+    for user in users:
+        asked.online.watch("7", user)
+    asked.online.connected(range(SHARDS))
+    asked.online.watch("7", "new")
+    assert asked.questions == []
+    for number in range(1, 5):
+        await passes(1)
+        # One step in the first slice is that of the new user.
+        assert len(asked.questions) == 200 * number - 99
+        assert asked.questions[0][0] == "new"
+    await passes(4)
+    assert set(asked.names) == {*users, "new"}
+    assert len(set(asked.subscribed)) == len(asked.subscribed) == 1001
+    # Our name was given up: everything is asked for again, on the same connection.
+    asked.answer(True)
+    asked.online.connected(range(SHARDS))
+    await passes(10)
+    assert asked.names == sorted([*users, "new"])
+    assert len(asked.subscribed) == 1001
+
+
+async def test_break_while_users_are_asked_for_begins_with_all_of_them_again(asked):
+    for n in range(1000):
+        asked.online.watch("7", f"u{n}")
+    asked.online.connected(range(SHARDS))
+    await passes(2)
+    assert len(asked.subscribed) == 400
+    asked.online.connection_lost(range(SHARDS))
+    asked.online.watch("7", "new")
+    asked.online.unwatch("7", "u0")
+    await passes(4)
+    assert len(asked.subscribed) == 400
+    asked.subscribed, asked.questions = [], []
+    asked.online.connected(range(SHARDS))
+    await passes(2)
+    # A part of the shards is lost again.
+    half = range(SHARDS // 2)
+    asked.online.connection_lost(half)
+    kept = {watched.user_id for watched in asked.online.watched.values() if watched.shard not in half}
+    before = set(asked.names)
+    asked.questions = []
+    await passes(20)
+    assert set(asked.names) <= kept <= before | set(asked.names)
+    asked.questions = []
+    asked.online.connected(half)
+    await passes(20)
+    assert asked.names == sorted({*(f"u{n}" for n in range(1, 1000)), "new"} - kept)
+    # Nothing was subscribed any more that could be unsubscribed.
+    assert asked.unsubscribed == []
+
+
+async def test_user_who_is_watched_again_is_subscribed_after_the_unsubscribe(asked):
+    asked.online.connected(range(SHARDS))
+    asked.online.watch("7", "u")
+    await passes(2)
+    asked.online.unwatch("7", "u")
+    asked.online.watch("7", "u")
+    topics = asked.subscribed = asked.unsubscribed = []
+    await passes(4)
+    assert len(topics) == 2
+    assert topics[0] == topics[1]
+    asked.online.close()
+    asked.online.watch("7", "v")
+    await passes(4)
+    assert len(topics) == 2
+
+
+async def test_delay_that_began_before_a_break_reports_nothing(asked):
+    asked.online.timings = replace(asked.online.timings, offline_s=0)
+    asked.online.connected(range(SHARDS))
+    asked.online.watch("7", "u")
+    await passes(2)
+    asked.answer(True)
+    watched = asked.online.watched["7", "u"]
+    asked.online.push(watched.topic, b"f 0 0")
+    assert watched.timer is not None
+    asked.online.connection_lost(range(SHARDS))
+    while watched.timer is not None:
+        await asyncio.sleep(0)
+    assert asked.states == [("u", True)]

@@ -1,8 +1,15 @@
 """Signed-in users in Redis. test_online.py covers watching them."""
 
+import asyncio
+import random
+from collections import defaultdict
+from types import SimpleNamespace
+
 import pytest
 
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.membership.signed_in import SignedInUsers
+from redpoll.loop.slices import SLICE_S
 
 
 @pytest.fixture
@@ -116,3 +123,103 @@ async def test_server_to_user_channel_is_joined_when_its_topic_is_subscribed(a, 
     await a.link.ask(b"PING")
     assert await a.link.ask(b"PUBSUB", b"CHANNELS", b"*:t:*") == []
     assert gone.state == "left"
+
+
+class Told:
+    """What Redis is told, without one: the numbers by user, and how often. By its clock, a slice has ten users."""
+
+    def __init__(self):
+        self.numbers = defaultdict(lambda: SimpleNamespace(attached=0))
+        self.times = 0
+        self.now = 0.0
+        self.users = SignedInUsers(self)
+        self.users._slices.clock = self.clock
+
+    def hold(self, app_id, channel, kind):
+        return self.numbers[channel.removeprefix("%u:")]
+
+    def mark_dirty(self, local_channel):
+        self.times += 1
+
+    def clock(self):
+        self.now += 0.11 * SLICE_S
+        return self.now
+
+    @property
+    def online(self):
+        return {user: told.attached for user, told in self.numbers.items() if told.attached}
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+async def test_after_a_switch_each_pass_of_the_loop_tells_redis_of_a_slice_of_the_users(told, make_app):
+    for n in range(95):
+        told.users.sign_in(make_app(), f"u{n}")
+    for on in (True, False):
+        told.times = 0
+        told.users.switch("7", on)
+        for passes in range(12):
+            assert told.times == min(10 * passes, 95)
+            assert all(told.users.here("7", f"u{n}") for n in range(95))
+            await asyncio.sleep(0)
+        assert len(told.online) == (95 if on else 0)
+
+
+async def test_user_who_comes_or_goes_does_not_wait_for_the_others(told, make_app):
+    off, on = make_app(), make_app(watchlist=True)
+    for n in range(95):
+        told.users.sign_in(off, f"u{n}")
+    told.users.sign_in(on, "u0")
+    told.users.sign_in(on, "new")
+    told.users.sign_out("7", "u1")
+    assert told.online == {"u0": 2, "new": 1}
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert len(told.online) == 95
+    told.users.switch("7", False)
+    told.users.sign_in(off, "u2")
+    told.users.sign_out("7", "u3")
+    assert set(told.numbers) - set(told.online) >= {"u2", "u3"}
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert told.online == {}
+
+
+async def test_switch_back_under_way_changes_only_what_was_told(told, make_app):
+    for n in range(95):
+        told.users.sign_in(make_app(), f"u{n}")
+    told.users.switch("7", True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    told.users.switch("7", False)
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert (told.online, told.times) == ({}, 60)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_redis_knows_the_users_in_the_end_whatever_happens_while_an_app_is_switched(told, make_app, seed):
+    rng = random.Random(seed)
+    numbers = defaultdict(int)
+    on = False
+    for _ in range(400):
+        user = f"u{rng.randrange(60)}"
+        match rng.randrange(12):
+            case 0:
+                on = not on
+                told.users.switch("7", on)
+            case 1 | 2:
+                await asyncio.sleep(0)
+            case 3 | 4 | 5 if numbers[user]:
+                numbers[user] -= 1
+                told.users.sign_out("7", user)
+            case _:
+                numbers[user] += 1
+                told.users.sign_in(make_app(watchlist=on), user)
+        assert told.users.here("7", user) == (numbers[user] > 0)
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert told.online == ({user: n for user, n in numbers.items() if n} if on else {})

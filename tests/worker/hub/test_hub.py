@@ -243,6 +243,58 @@ class TestTurns:
         assert not worker.hub.joins.withdrawn
 
 
+class TestSubscribesOfAnAddress:
+    """The limit of an address counts each subscribe, also of channels that the connection has already."""
+
+    @staticmethod
+    async def start(bench):
+        worker = await bench.start(subscribes_per_second_per_address=1, trusted_proxies=("127.0.0.1",))
+        headers = {"additional_headers": {"X-Forwarded-For": "8.8.8.8"}}
+        return worker, [await bench.client(worker, **headers) for _ in range(2)]
+
+    @staticmethod
+    async def until_refused(client):
+        error = await client.until("pusher:subscription_error")
+        assert data_of(error) | {"error": ""} == {"type": "LimitReached", "error": "", "status": 429}
+
+    async def test_repeated_subscribes_count(self, bench):
+        worker, (client, _) = await self.start(bench)
+        await client.subscribe("news")
+        for _ in range(100):
+            await client.ask("news")
+        await self.until_refused(client)
+        assert worker.hub.subscribe_rates.refused
+        # The first subscription stays.
+        await bench.publish("news", "headline", "1")
+        await client.until("headline")
+
+    async def test_those_repeated_while_pending_count_when_they_are_answered(self, bench):
+        worker, (client, _) = await self.start(bench)
+        deafen(worker.link)
+        for _ in range(101):
+            await client.ask("news")
+        await client.nothing_more()
+        hear(worker.link)
+        await client.until(SUCCEEDED)
+        await self.until_refused(client)
+        await bench.publish("news", "headline", "1")
+        await client.until("headline")
+
+    async def test_those_repeated_while_pending_count_when_redis_refuses_the_channel(self, bench):
+        worker, (first, second) = await self.start(bench)
+        await bench.change(max_presence_members=1)
+        await first.subscribe("presence-p", {"user_id": "1"})
+        deafen(worker.link)
+        for _ in range(101):
+            await second.ask("presence-p", {"user_id": "2"})
+        await second.nothing_more()
+        hear(worker.link)
+        assert data_of(await second.until("pusher:subscription_error"))["status"] == 413
+        for number in range(30):
+            await first.ask(f"c{number}")
+        await self.until_refused(first)
+
+
 class TestFaultsOfOurs:
     """An exception in what concerns one connection stops nothing that concerns others, and leaves no ghosts."""
 

@@ -54,6 +54,20 @@ def test_connections_are_counted_and_found_by_app(open_connections, make):
     assert open_connections.find("3", 1, 1) is None
 
 
+def test_removed_members_are_known_while_a_connection_may_be_older(open_connections, make):
+    open_connections.remove_member("1", "presence-a", "7")
+    assert len(open_connections.removed) == 0
+    first, second = make(), make()
+    other = make("2")
+    for app_id in "12":
+        open_connections.remove_member(app_id, "presence-a", "7")
+    for connection in (first, other):
+        open_connections.discard(connection)
+    assert len(open_connections.removed) == 1
+    open_connections.discard(second)
+    assert len(open_connections.removed) == 0
+
+
 def test_connection_that_left_is_nowhere(open_connections, make):
     first, second = make(), make()
     assert open_connections.discard(first)

@@ -31,3 +31,16 @@ def test_table_has_the_latest_removals(monkeypatch):
         removed.put("1", "presence-a", user, at)
     assert [removed.at(session(), "presence-a", user) for user in "1234"] == [5, 0, 3, 4]
     assert len(removed) == 3
+
+
+def test_removals_of_another_app_displace_none_of_this_one(monkeypatch):
+    monkeypatch.setattr(module, "MAX_REVOKED", 3)
+    removed = Removed()
+    removed.put("1", "presence-a", "7", 1)
+    for at in range(2, 12):
+        removed.put("2", "presence-a", f"user-{at}", at)
+    assert removed.at(session(), "presence-a", "7") == 1
+    assert len(removed) == 4
+    removed.forget("2")
+    removed.forget("3")
+    assert removed.at(session(), "presence-a", "7") == len(removed) == 1

@@ -21,6 +21,19 @@ def test_the_whole_burst_returns_while_an_address_is_silent():
     assert sum(rates.take(7, 1000.0) for _ in range(2000)) == 10 * BURST_S + 1
 
 
+def test_others_that_were_refused_count_as_far_as_the_limit_allows():
+    rates = SubscribeRates(10)
+    rates.charge(7, 1, 100.0)
+    assert rates.take(7, 100.0)
+    rates.charge(7, 100, 100.0)
+    assert sum(rates.take(7, 100.0) for _ in range(1000)) == 10 * BURST_S - 100
+    # The client's neighbours needn't wait for what was beyond it.
+    rates.charge(7, 100_000, 100.0)
+    assert rates.take(7, 100.11)
+    rates.per_s = 0
+    rates.charge(7, 100, 100.0)
+
+
 def test_without_a_rate_nothing_is_counted():
     rates = SubscribeRates()
     assert all(rates.take(7, 100.0) for _ in range(100_000))

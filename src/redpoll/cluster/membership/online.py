@@ -5,6 +5,7 @@ page reload goes unnoticed (protocol/README.md "Users and watchlists").
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
@@ -17,19 +18,24 @@ from redpoll.cluster.membership.signed_in import SignedInUsers
 from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import SHARDS, Keys, shard_of_name, user_pseudo
 from redpoll.cluster.redis.link import Link
+from redpoll.loop.parted_dict import PartedDict
+from redpoll.loop.slices import Cursor, Queue, Slices
 
 __all__ = ["Online"]
 
-_MAX_TOPICS_PER_SUBSCRIBE: Final = 1_000
+_MAX_TOPICS_PER_UNSUBSCRIBE: Final = 1_000
+# Users who are subscribed and asked for in one step, about.
+_MAX_ASKED: Final = 100
 _ONLINE: Final = ord(Envelope.USER_ONLINE)
 _OFFLINE: Final = ord(Envelope.USER_OFFLINE)
+_NEVER: Final = -1
 
 
 class _Watched:
-    """One watched user. `online` is what was reported last; None before the first answer of Redis. `subscribed`: the
-    topic is subscribed on this connection."""
+    """One watched user. `online` is what was reported last; None before the first answer of Redis. `subscribed_after`:
+    how often the shard had been lost when the topic was subscribed."""
 
-    __slots__ = ("app_id", "key", "online", "shard", "subscribed", "timer", "topic", "user_id", "watchers")
+    __slots__ = ("app_id", "key", "online", "shard", "subscribed_after", "timer", "topic", "user_id", "watchers")
 
     def __init__(self, app_id: str, user_id: str, keys: Keys) -> None:
         pseudo = user_pseudo(user_id)
@@ -40,7 +46,7 @@ class _Watched:
         self.shard = shard_of_name(self.topic)
         self.online: bool | None = None
         self.watchers = 0
-        self.subscribed = False
+        self.subscribed_after = _NEVER
         # While it runs, the user may be offline in Redis, and is still online to its watchers.
         self.timer: asyncio.TimerHandle | None = None
 
@@ -52,7 +58,10 @@ class _Watched:
 
 class Online:
     """Reports to `events.user_state`: the first answer about a user, then each change. `errors` counts error answers,
-    which are repeated."""
+    which are repeated.
+
+    After a break, each pass of the loop subscribes and asks for a slice of the users. New ones don't wait for them.
+    """
 
     def __init__(
         self,
@@ -69,14 +78,19 @@ class Online:
         self._events = events
         self.timings = timings
         # By app and user.
-        self.watched: dict[tuple[str, str], _Watched] = {}
+        self.watched: PartedDict[tuple[str, str], _Watched] = PartedDict()
         self._topics: dict[bytes, _Watched] = {}
-        # What this tick's write will contain.
-        self._new: dict[_Watched, None] = {}
-        self._unsubscribing: list[bytes] = []
-        self._flush_scheduled = False
+        # What the next write will contain.
+        self._new: Queue[_Watched] = Queue()
+        self._unsubscribing: deque[_Watched] = deque()
+        self._slices = Slices(self._step)
         # Shards in which everything is to be asked for again after a break.
         self._lost: set[int] = set(range(SHARDS))
+        # How often each shard was lost. What was subscribed or began to wait before the last time is over, and no pass
+        # over all users is needed to note that.
+        self._breaks = [0] * SHARDS
+        # Shards that are back, and the watched users as far as they were not asked for since.
+        self._walks: deque[tuple[set[int], Cursor[_Watched]]] = deque()
 
     def watch(self, app_id: str, user_id: str) -> bool | None:
         """One more watcher. Returns whether the user is online; None if that isn't known yet and will be reported."""
@@ -84,8 +98,10 @@ class Online:
         if watched is None:
             watched = _Watched(app_id, user_id, self._keys)
             self.watched[app_id, user_id] = self._topics[watched.topic] = watched
-            self._new[watched] = None
-            self._schedule()
+            # Otherwise it is asked for when its shard is back.
+            if watched.shard not in self._lost:
+                self._new.add(watched)
+                self._slices.start()
         watched.watchers += 1
         return watched.online
 
@@ -97,10 +113,10 @@ class Online:
             return
         watched.stop_timer()
         del self.watched[app_id, user_id], self._topics[watched.topic]
-        self._new.pop(watched, None)
-        if watched.subscribed:
-            self._unsubscribing.append(watched.topic)
-            self._schedule()
+        self._new.discard(watched)
+        if self._is_subscribed(watched):
+            self._unsubscribing.append(watched)
+            self._slices.start()
 
     def push(self, topic: bytes, payload: bytes) -> None:
         """Takes a push on a topic that belongs to no channel."""
@@ -116,43 +132,54 @@ class Online:
 
     def connection_lost(self, shards: Collection[int]) -> None:
         self._lost.update(shards)
-        self._unsubscribing = [topic for topic in self._unsubscribing if shard_of_name(topic) not in shards]
-        for watched in self.watched.values():
-            if watched.shard in shards:
-                watched.subscribed = False
-                watched.stop_timer()
+        for shard in shards:
+            self._breaks[shard] += 1
+        for walk in list(self._walks):
+            walk[0].difference_update(shards)
+            if not walk[0]:
+                self._walks.remove(walk)
 
     def connected(self, shards: Collection[int]) -> None:
         """A new connection or a new W in these shards: everything is asked for again."""
         self._lost.difference_update(shards)
-        self._new.update(dict.fromkeys(watched for watched in self.watched.values() if watched.shard in shards))
-        self._flush()
+        self._walks.append((set(shards), Cursor(self.watched.values_in_parts())))
+        self._slices.start()
 
     def close(self) -> None:
+        self.connection_lost(range(SHARDS))
         for watched in self.watched.values():
             watched.stop_timer()
 
-    def _schedule(self) -> None:
-        if len(self._lost) < SHARDS and not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    def _is_subscribed(self, watched: _Watched) -> bool:
+        return watched.subscribed_after == self._breaks[watched.shard]
 
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if len(self._lost) == SHARDS:
-            return
-        topics_left, self._unsubscribing = self._unsubscribing, []
-        for at in range(0, len(topics_left), _MAX_TOPICS_PER_SUBSCRIBE):
-            self._link.unsubscribe(topics_left[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
-        new = [watched for watched in self._new if watched.shard not in self._lost]
-        # The others wait until their shard is back.
-        self._new = {watched: None for watched in self._new if watched.shard in self._lost}
-        topics = [watched.topic for watched in new if not watched.subscribed]
-        for at in range(0, len(topics), _MAX_TOPICS_PER_SUBSCRIBE):
-            self._link.subscribe(topics[at : at + _MAX_TOPICS_PER_SUBSCRIBE], self._subscribed)
+    def _step(self) -> bool:
+        if self._unsubscribing:
+            # First, because a user may be watched again.
+            count = min(len(self._unsubscribing), _MAX_TOPICS_PER_UNSUBSCRIBE)
+            left = [self._unsubscribing.popleft() for _ in range(count)]
+            topics = [watched.topic for watched in left if self._is_subscribed(watched)]
+            if topics:
+                self._link.unsubscribe(topics, self._subscribed)
+        elif self._new:
+            count = min(len(self._new), _MAX_ASKED)
+            new = [self._new.pop() for _ in range(count)]
+            self._look([watched for watched in new if watched.shard not in self._lost])
+        elif self._walks:
+            shards, cursor = self._walks[0]
+            part = cursor.next(_MAX_ASKED * SHARDS // len(shards))
+            if cursor.done:
+                self._walks.popleft()
+            self._look([watched for watched in part if watched.shard in shards and watched.watchers])
+        return bool(self._unsubscribing or self._new or self._walks)
+
+    def _look(self, part: list[_Watched]) -> None:
+        topics = [watched.topic for watched in part if not self._is_subscribed(watched)]
+        if topics:
+            self._link.subscribe(topics, self._subscribed)
         # After the SUBSCRIBE, in the same write: a change after the answer comes as a push.
-        for watched in new:
-            watched.subscribed = True
+        for watched in part:
+            watched.subscribed_after = self._breaks[watched.shard]
             self._ask(watched, self._first_look)
 
     def _subscribed(self, outcome: Any) -> None:
@@ -199,9 +226,13 @@ class Online:
         self._wait(watched, self.timings.retry_s, partial(self._ask, done=self._first_look))
 
     def _wait(self, watched: _Watched, delay_s: float, then: Callable[[_Watched], None]) -> None:
+        breaks = self._breaks[watched.shard]
+
         def over() -> None:
             watched.timer = None
-            then(watched)
+            # After a break, the user is asked for again anyway.
+            if breaks == self._breaks[watched.shard]:
+                then(watched)
 
         watched.stop_timer()
         watched.timer = asyncio.get_running_loop().call_later(delay_s, over)

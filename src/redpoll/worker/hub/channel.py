@@ -43,6 +43,12 @@ class Channel(Audience):
         else:
             self.readers.pacing.plain.admit(connection)
 
+    def waits_since(self, connection: Connection) -> float | None:
+        """Since when events of a channel with a rate have been waiting for this connection; None: none wait."""
+        readers = self.readers
+        pacing = readers.pacing if readers is not None else None
+        return pacing.waits_since(connection) if pacing is not None else None
+
     def set_pace(self, local_channel: LocalChannel, pace: Pace | None, shared: Pacing) -> None:
         """This channel has that rate from now on; None: none. `shared` is the worker's."""
         before = self.readers.pacing if self.readers is not None else None

@@ -7,6 +7,7 @@ Redis, and has no state that the session or the engine has.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from redpoll import _frame
@@ -79,3 +80,8 @@ class Connection(WebSocket):
             self.gate.debugging.closing(self, code, message)
         self.send(_frame.text(frames.error(code, message)))
         self.close(code, close_reason(message))
+
+    def report(self, fault: Exception) -> None:
+        """An exception of ours in what concerns this connection, which must not stop what concerns others."""
+        context = {"message": "exception in the service of a connection", "exception": fault, "protocol": self}
+        asyncio.get_running_loop().call_exception_handler(context)

@@ -6,7 +6,6 @@ posts their frames to the fan-out. It doesn't know JSON, signatures or other wor
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -105,7 +104,7 @@ class Hub:
         self.debugging = debugging
         self.registry = registry
         self.joins = registry.joins
-        self.users = Users(self.flusher, registry)
+        self.users = Users(self.flusher, registry, self.open_connections.removed)
         self.admission = Admission(registry)
         self.client_events = ClientEvents(bus, quota, tracing, self.perform)
         self.tracing = tracing
@@ -128,6 +127,7 @@ class Hub:
                 self._join(connection, effect)
             elif isinstance(effect, Leave):
                 self._leave(connection, effect.channel, effect.user_id)
+                self.user_resume.left(connection, effect.channel, effect.user_id)
             elif isinstance(effect, Publish):
                 self.client_events.publish(connection, effect)
             elif isinstance(effect, Acknowledge):
@@ -136,16 +136,13 @@ class Hub:
                 self.history_requests.ask(connection, effect)
             elif isinstance(effect, SignedIn):
                 self.users.signed_in(connection, effect.user_id, effect.watchlist)
-                if connection.session.app.user_resume_s:
-                    self.user_resume.arrived(connection, effect.user_id)
+                self.user_resume.arrived(connection, effect.user_id)
             elif isinstance(effect, Close):
                 connection.shut(effect.code, effect.message)
                 return
 
     def _join(self, connection: Connection, join: Join) -> None:
-        slot = connection.address_slot
-        if slot and not self.subscribe_rates.take(slot, now := monotonic()):
-            self.perform(connection, connection.session.refused(join.channel, "address", now))
+        if self._is_too_fast(connection, join.channel):
             return
         app, member = connection.session.app, join.member
         if member is not None and self.users.was_removed(connection, join.channel, member.user_id):
@@ -168,6 +165,14 @@ class Hub:
             self.user_resume.arrived(connection, user, join.channel)
         self.joins.add(queued)
 
+    def _is_too_fast(self, connection: Connection, channel: str) -> bool:
+        """Counts a subscribe for the address of the connection. If there were too many, it is refused."""
+        slot = connection.address_slot
+        if not slot or self.subscribe_rates.take(slot, now := monotonic()):
+            return False
+        self.perform(connection, connection.session.refused(channel, "address", now))
+        return True
+
     def _leave(self, connection: Connection, channel: str, user: str | None) -> None:
         if self._detach(connection, channel):
             self.registry.leave(connection.session.app.id, channel, user)
@@ -187,10 +192,12 @@ class Hub:
             except Exception as fault:
                 # It was in one of the two, and must not be counted any more.
                 attached = True
-                _report(connection, fault)
+                connection.report(fault)
         return attached
 
     def _acknowledge(self, connection: Connection, channel: str) -> None:
+        if self._is_too_fast(connection, channel):
+            return
         local_channel = self.registry.local_channel(connection.session.app.id, channel)
         if local_channel is None:
             return
@@ -224,7 +231,7 @@ class Hub:
                 elif self._detach(connection, channel):
                     self._leaving.append((session.app.id, channel, membership.user_id))
             except Exception as fault:
-                _report(connection, fault)
+                connection.report(fault)
         session.channels.clear()
         if self._leaving:
             self._leave_slices.start()
@@ -238,7 +245,7 @@ class Hub:
             try:
                 closed(connection)
             except Exception as fault:
-                _report(connection, fault)
+                connection.report(fault)
         self.registry.connection_limit.depart(session.app.id)
 
     def _note_waiting(self, connection: Connection) -> None:
@@ -248,10 +255,8 @@ class Hub:
         for channel in connection.session.channels:
             local_channel = self.registry.local_channel(app_id, channel)
             audience: Channel | None = local_channel.audience if local_channel is not None else None
-            readers = audience.readers if audience is not None else None
-            if readers is not None and readers.pacing is not None:
-                waits_since = readers.pacing.waits_since(connection)
-                since += [] if waits_since is None else [waits_since]
+            waits_since = audience.waits_since(connection) if audience is not None else None
+            since += [] if waits_since is None else [waits_since]
         if since:
             self.user_resume.closes(connection, min(since))
 
@@ -304,7 +309,7 @@ class Hub:
         self, local_channel: LocalChannel, connection: Connection, user: str | None, fault: Exception
     ) -> None:
         """The connection counts as a subscriber and wasn't answered: close it, so that it counts no longer."""
-        _report(connection, fault)
+        connection.report(fault)
         readers = local_channel.audience.readers
         if connection not in local_channel.audience and (readers is None or connection not in readers):
             self.registry.leave(local_channel.app_id, local_channel.channel, user)
@@ -333,7 +338,11 @@ class Hub:
         connection: Connection = join.owner
         if reason == "channels":
             self.channels_refused += 1
-        self.perform(connection, connection.session.refused(local_channel.channel, reason, monotonic()))
+        now, subscription = monotonic(), connection.session.channels.get(local_channel.channel)
+        if subscription is not None and connection.address_slot:
+            # Those that were repeated meanwhile are refused with it.
+            self.subscribe_rates.charge(connection.address_slot, subscription.repeats, now)
+        self.perform(connection, connection.session.refused(local_channel.channel, reason, now))
         if reason == "unavailable":
             connection.shut(Code.OVER_CAPACITY, "the subscription could not be confirmed in time; connect again")
 
@@ -431,10 +440,7 @@ class Hub:
 
     def find_socket(self, app_id: str, socket_id: str) -> Connection | None:
         """The app's connection with this id. Rarely asked for, so it searches: a map would cost each 100 bytes."""
-        hi, _, lo = socket_id.partition(".")
-        if len(socket_id) > 40 or not (hi.isdecimal() and lo.isdecimal()) or max(int(hi), int(lo)) >= 1 << 64:
-            return None
-        return self.open_connections.find(app_id, int(hi), int(lo))
+        return self.open_connections.find_socket(app_id, socket_id)
 
     def close_socket(self, app_id: str, socket_id: str) -> int:
         """Close the connection with this id. Returns how many were closed, 0 or 1."""
@@ -442,9 +448,3 @@ class Hub:
             return 0
         connection.shut(Code.UNAUTHORIZED, "the connection was closed by the app")
         return 1
-
-
-def _report(connection: Connection, fault: Exception) -> None:
-    """An exception of ours in what concerns one connection, which must not stop what concerns others."""
-    context = {"message": "exception in the service of a connection", "exception": fault, "protocol": connection}
-    asyncio.get_running_loop().call_exception_handler(context)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App, CurrentApp
 from redpoll.protocol.grants import AppGrants, RevokedGrants
+from redpoll.worker.hub.removed import REMOVALS, Removed
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
@@ -37,9 +38,11 @@ class _OfApp(Audience):
 
 
 class OpenConnections:
-    """Contains each open connection with a session once. `grants` has the revoked grants of all apps."""
+    """Contains each open connection with a session once. `grants` has the revoked grants of all apps. `removed` has the
+    users who were removed from channels, while a connection may be older than that."""
 
     def __init__(self, flusher: Flusher, grants: RevokedGrants) -> None:
+        self.removed = Removed()
         self._flusher = flusher
         self._grants = grants
         self._by_app: dict[str, _OfApp] = {}
@@ -72,7 +75,13 @@ class OpenConnections:
         self._count -= 1
         if not len(audience):
             del self._by_app[app_id]
+            self.removed.forget(app_id)
         return True
+
+    def remove_member(self, app_id: str, channel: str, user_id: str) -> None:
+        """The connections that are here can't become this member again."""
+        if app_id in self._by_app:
+            self.removed.put(app_id, channel, user_id, REMOVALS.next())
 
     def app_changed(self, app: App) -> None:
         """All sessions of the app have this record from now on."""
@@ -99,6 +108,13 @@ class OpenConnections:
         audience = self._by_app.get(app_id)
         connection: Connection | None = audience.find(sid_hi, sid_lo) if audience is not None else None
         return connection
+
+    def find_socket(self, app_id: str, socket_id: str) -> Connection | None:
+        """As `find`, by a socket id as clients write it."""
+        hi, _, lo = socket_id.partition(".")
+        if len(socket_id) > 40 or not (hi.isdecimal() and lo.isdecimal()) or max(int(hi), int(lo)) >= 1 << 64:
+            return None
+        return self.find(app_id, int(hi), int(lo))
 
     def counts(self) -> dict[str, int]:
         """The number of connections by app."""

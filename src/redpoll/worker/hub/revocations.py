@@ -7,7 +7,6 @@ subscribed before is found.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redpoll import _engine
@@ -82,8 +81,7 @@ class Revocations:
     async def unsubscribe(self, question: Unsubscribe) -> tuple[int, list[str]]:
         """Returns how many subscriptions and readers ended, and which grants had opened the subscriptions."""
         if question.user:
-            # Whole seconds of this worker's clock: a connection of the same second may return.
-            self._hub.users.removed.put(question.app, question.channel, question.user, int(time.time()))
+            self._hub.open_connections.remove_member(question.app, question.channel, question.user)
             # Without grants nothing bounds the table.
             if question.granted:
                 self.table.put(question.app, of_channel(question.channel, question.user), question.at_s)

@@ -8,7 +8,7 @@ slot, and connections without a known address have no limit.
 from array import array
 from typing import Final
 
-from redpoll.protocol.limits import rate_of
+from redpoll.protocol.limits import Rate, rate_of
 from redpoll.worker.hub.addresses import SLOTS, factor_of
 
 __all__ = ["SubscribeRates"]
@@ -34,10 +34,24 @@ class SubscribeRates:
         full_at = self._full_at
         if full_at is None:
             full_at = self._full_at = array("d", bytes(8 * SLOTS))
-        per_s = self.per_s * factor_of(slot)
-        next_full_at = rate_of(per_s, per_s * BURST_S + 1).taken(full_at[slot], now)
+        next_full_at = self._rate(slot).taken(full_at[slot], now)
         if next_full_at is None:
             self.refused += 1
             return False
         full_at[slot] = next_full_at
         return True
+
+    def charge(self, slot: int, count: int, now: float) -> None:
+        """Counts this many more in `slot`, as far as the limit allows them: they were refused for another reason."""
+        if not self.per_s or self._full_at is None:
+            return
+        rate = self._rate(slot)
+        for _ in range(count):
+            next_full_at = rate.taken(self._full_at[slot], now)
+            if next_full_at is None:
+                return
+            self._full_at[slot] = next_full_at
+
+    def _rate(self, slot: int) -> Rate:
+        per_s = self.per_s * factor_of(slot)
+        return rate_of(per_s, per_s * BURST_S + 1)

@@ -16,12 +16,12 @@ from redpoll._fanout import Audience, Flusher
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.users import TERMINATED
-from redpoll.worker.hub.removed import Removed
 from redpoll.worker.hub.watchlists import Watchlists
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.registry import Registry
     from redpoll.worker.hub.connection import Connection
+    from redpoll.worker.hub.removed import Removed
 
 __all__ = ["Users"]
 
@@ -32,9 +32,9 @@ _LISTS_A_SLICE = 50
 class Users:
     """This worker's map from user to connections, by app. `removed` has those who may not return to a channel."""
 
-    def __init__(self, flusher: Flusher, registry: Registry) -> None:
+    def __init__(self, flusher: Flusher, registry: Registry, removed: Removed) -> None:
         self.watchlists = Watchlists(partial(Audience, flusher), registry.online, _frame.text)
-        self.removed = Removed()
+        self.removed = removed
         self._registry = registry
         self._flusher = flusher
         # An audience adds and discards in O(1) and takes less than half of a set's memory.
@@ -98,8 +98,7 @@ class Users:
 
     def was_removed(self, connection: Connection, channel: str, user_id: str) -> bool:
         """Whether the app removed this member after the connection began, which joins by a signature."""
-        at_s = self.removed.at(connection.session, channel, user_id)
-        return at_s > 0 and connection.client_seen.at_s < at_s
+        return connection.client_seen.removals < self.removed.at(connection.session, channel, user_id)
 
     def terminate(self, app_id: str, user_id: str) -> int:
         """Close the connections that are signed in as this user (protocol/README.md "Users and watchlists"). Returns
