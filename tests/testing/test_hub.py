@@ -55,6 +55,33 @@ async def test_watchers_hear_of_a_user_at_once_and_of_the_leave_3_s_later():
         assert states(await watcher.next(WATCH)) == {"offline": ["2"]}
 
 
+async def test_a_cached_event_comes_before_the_count_and_after_a_gap():
+    with FakeServer(subscription_count=True) as server:
+        server.keep_history("cache-", keep=2)
+        client = await Socket.connect(server, query="protocol=7&recover=1")
+        since = json.loads((await client.subscribe("cache-a"))["data"])
+        async with Api(server) as api:
+            for n in range(5):
+                await api.publish("cache-a", "n", str(n))
+        for asked in ({}, {"since": {"epoch": since["epoch"], "offset": since["offset"]}}):
+            late = await Socket.connect(server, query="protocol=7&recover=1")
+            late.send({"event": "pusher:subscribe", "data": {"channel": "cache-a", **asked}})
+            await late.next(COUNT)
+            names = [frame["event"] for frame in late.frames if frame.get("channel") == "cache-a"]
+            assert names == ["pusher_internal:subscription_succeeded", "n", COUNT]
+
+
+async def test_a_rule_that_is_added_gives_open_subscriptions_a_position():
+    with FakeServer() as server:
+        client = await Socket.connect(server, query="protocol=7&recover=1")
+        await client.subscribe("news")
+        server.keep_history("news")
+        position = json.loads((await client.next("pusher:position"))["data"])
+        async with Api(server) as api:
+            await api.publish("news", "n", "1")
+        assert (await client.next("n"))["offset"] > position["offset"]
+
+
 async def test_limits_of_the_app_are_kept():
     with FakeServer(max_presence_members=1, max_occupied_channels=3, max_connections=2) as server:
         first, second = await Socket.connect(server), await Socket.connect(server)

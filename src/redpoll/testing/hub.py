@@ -30,7 +30,7 @@ from redpoll.protocol.history import InvalidOffset, Position, UnknownEpoch, boun
 from redpoll.protocol.users import TERMINATED
 from redpoll.testing.channel import Channel, Client
 from redpoll.testing.clock import Clock
-from redpoll.testing.histories import Histories, Stored
+from redpoll.testing.histories import ChannelHistory, Histories, Stored
 from redpoll.testing.online import Group, SignedInUsers
 from redpoll.testing.rates import joined_frames, last_joined, part_of
 from redpoll.testing.recorder import Published, Recorder
@@ -42,14 +42,13 @@ __all__ = ["Hub"]
 
 
 class _Start(NamedTuple):
-    """Where a new subscriber of a channel begins: earlier messages, and what its success frame says. `replays`: it
-    belongs to those who may get earlier messages. `has_cached`: it needs no cached event."""
+    """Where a new subscriber of a channel begins: earlier messages, and what its success frame says. `has_cached`: it
+    needs no cached event."""
 
     replayed: Sequence[Stored] = ()
     epoch: str | None = None
     offset: int | None = None
     recovered: bool | None = None
-    replays: bool = False
     has_cached: bool = False
 
 
@@ -90,6 +89,8 @@ class Hub:
         if app.history != before.history or app.max_data_bytes != before.max_data_bytes:
             for channel in space.channels.values():
                 channel.rates.end()
+                if before.history_rule(channel.name) is None:
+                    self._send_position(channel, space.histories.begin(app, channel.name))
         if not app.enabled:
             for client in list(space.clients.values()):
                 client.shut(Code.APP_DISABLED, CLOSE_TEXTS[Code.APP_DISABLED])
@@ -187,14 +188,13 @@ class Hub:
             channel.post(frames.member_added(name, member.user_id, member.user_info))
             self._webhooks.member_added(app, name, member)
         recovers = effect.recovers or (effect.rewind is not None and effect.rewind.epoch is not None)
-        channel.subscribers[client] = recovers and app.history_rule(name) is not None
+        channel.subscribers[client] = recovers
         self._count_changed(space, channel, newcomer=client)
         self._answer(client, space, channel, effect)
         self.perform(client, client.session.joined(name))
 
     def _answer(self, client: Client, space: Space, channel: Channel, join: Join) -> None:
-        """Success, the cache miss, the count, earlier messages, the cached event (protocol/README.md "Subscribing"). In
-        channels without replay, the cached event comes before the count."""
+        """Success, the cached event or its miss, the count, earlier messages (protocol/README.md "Subscribing")."""
         app, name = space.app, channel.name
         cached, missed = self._cached(space, name), False
         if is_cache(name) and app.cache_ttl_s > 0:
@@ -211,9 +211,8 @@ class Hub:
         if missed:
             parts.append(frames.cache_miss(name))
             self._webhooks.cache_miss(app, name)
-        event = frames.event(name, cached.event, cached.data, cached.user_id) if cached is not None else None
-        if event is not None and not start.replays:
-            parts.append(event)
+        if cached is not None:
+            parts.append(frames.event(name, cached.event, cached.data, cached.user_id))
         if self._counts(app, channel):
             parts.append(frames.subscription_count(name, len(channel.subscribers)))
         pace = app.pace(name)
@@ -224,8 +223,6 @@ class Hub:
             if row.skip != client.session.socket_id:
                 number = row.offset if channel.subscribers[client] else None
                 parts.append(frames.event(name, row.event, row.data, row.user_id, number))
-        if event is not None and start.replays:
-            parts.append(event)
         for part in parts:
             client.send(part)
 
@@ -236,25 +233,23 @@ class Hub:
         histories, history, rule = space.histories, space.histories.begin(app, name), app.history_rule(name)
         if rewind is not None and rewind.epoch is not None:
             if history is None:
-                return _Start(recovered=False, replays=True)
+                return _Start(recovered=False)
             following = histories.missed(app, name, rewind.epoch, rewind.offset)
-            is_position = rewind.epoch == history.epoch and rewind.offset <= history.top
-            offset = history.top if following is None else rewind.offset
-            # The client of a right position has the cached event already, or gets it with these messages.
-            return _Start(following or (), history.epoch, offset, following is not None, True, is_position)
-        wants = rewind is not None or join.recovers
+            if following is None:
+                return _Start((), history.epoch, history.top, recovered=False)
+            # The client has the cached event already, or gets it with these messages.
+            return _Start(following, history.epoch, rewind.offset, recovered=True, has_cached=True)
         if history is None or rule is None:
-            return _Start(replays=wants)
+            return _Start()
         count, seconds = (rule.replay, rule.replay_seconds) if rewind is None else (rewind.count, rewind.seconds)
         pace = app.pace(name)
         if count and pace is not None:
             replayed = last_joined(pace, histories.stored(app, name), count, join.recovers)
         else:
             replayed = histories.last(app, name, count, seconds)
-        replays = wants or bool(rule.replay or rule.replay_seconds)
         if not join.recovers:
-            return _Start(replayed, replays=replays)
-        return _Start(replayed, history.epoch, replayed[0].before if replayed else history.top, replays=replays)
+            return _Start(replayed)
+        return _Start(replayed, history.epoch, replayed[0].before if replayed else history.top)
 
     def _leave(self, client: Client, space: Space, effect: Effect) -> None:
         assert isinstance(effect, Leave)
@@ -380,11 +375,17 @@ class Hub:
         if history is None:
             return ""
         channel = space.channels.get(name)
-        for client, recovers in list(channel.subscribers.items()) if channel is not None else ():
-            if recovers and channel is not None:
-                channel.rates.flush(client)
-                client.send(frames.position(name, history.epoch, history.top, False))
+        if channel is not None:
+            self._send_position(channel, history)
         return history.epoch
+
+    @staticmethod
+    def _send_position(channel: Channel, history: ChannelHistory | None) -> None:
+        """Tells those who recover that the channel has this history now."""
+        for client, recovers in list(channel.subscribers.items()):
+            if recovers and history is not None:
+                channel.rates.flush(client)
+                client.send(frames.position(channel.name, history.epoch, history.top, False))
 
     # -- counts
 

@@ -94,10 +94,15 @@ class TestByRule:
         await bench.keep(replay=3)
         await bench.publish_numbers("other", range(3))
         client = await bench.client(worker, query=RECOVER)
-        assert (await client.subscribe("other"))["data"] == "{}"
-        await bench.publish_numbers("other", range(1))
-        assert await client.events(1) == [{"event": "n", "channel": "other", "data": "0"}]
-        assert worker.hub.registry.local_channel("1", "other").audience.readers is None
+        stock = await bench.client(worker)
+        for one in (stock, client):
+            assert (await one.subscribe("other"))["data"] == "{}"
+            await bench.publish_numbers("other", range(1))
+            assert await one.events(1) == [{"event": "n", "channel": "other", "data": "0"}]
+        await client.socket.close()
+        channel = worker.hub.registry.local_channel("1", "other")
+        await bench.settled(worker, lambda: channel.attached == 1)
+        assert channel.audience.readers is None
 
     async def test_each_message_comes_once_over_many_pages_while_publishing_goes_on(self, bench):
         one, other = await bench.start(), await bench.start()
@@ -394,6 +399,38 @@ class TestRecovery:
         since = {"epoch": position["epoch"], "offset": stays.seen[-2]["offset"]}
         assert data_of(await again.subscribe("stored-a", since=since))["recovered"] is True
         assert numbers(await again.events(1)) == [5]
+
+    @pytest.mark.parametrize("paced", [False, True])
+    async def test_a_rule_that_is_added_gives_open_subscriptions_a_position(self, bench, paced):
+        worker = await bench.start()
+        rate = {"max_rate": 1000, "latest": True} if paced else {}
+        if paced:
+            await bench.keep(keep=0, seconds=0, **rate)
+        by_connection, by_subscribe = await bench.client(worker, query=RECOVER), await bench.client(worker)
+        stock = await bench.client(worker)
+        await by_connection.subscribe("stored-a")
+        await by_subscribe.subscribe("stored-a", recover=True)
+        await stock.subscribe("stored-a")
+        await bench.publish_numbers("stored-a", range(1))
+        for client in (by_connection, by_subscribe):
+            assert await client.events(1) == [{"event": "n", "channel": "stored-a", "data": "0"}]
+        await bench.keep(**rate)
+        positions = [data_of(await client.until("pusher:position")) for client in (by_connection, by_subscribe)]
+        assert positions[0] == positions[1]
+        await bench.publish_numbers("stored-a", range(1, 2))
+        (live,) = await by_connection.events(1)
+        assert live["offset"] > positions[0]["offset"]
+        assert await by_subscribe.events(1) == [live]
+        assert all("offset" not in frame for frame in await stock.events(2))
+        # A second subscribe has the position as well.
+        assert position_of(await by_connection.subscribe("stored-a")) == {
+            "epoch": positions[0]["epoch"],
+            "offset": live["offset"],
+        }
+        again = await bench.client(worker, query=RECOVER)
+        since = {"epoch": positions[0]["epoch"], "offset": positions[0]["offset"]}
+        assert data_of(await again.subscribe("stored-a", since=since))["recovered"] is True
+        assert numbers(await again.events(1)) == [1]
 
     async def test_a_second_subscribe_gets_the_present_offset(self, bench):
         worker = await bench.start()

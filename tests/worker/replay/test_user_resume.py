@@ -239,6 +239,39 @@ class TestSignedInUsers:
         assert numbers(await again.events(1)) == [2]
         await again.nothing_more()
 
+    async def test_a_client_that_comes_back_as_recovering_gets_nothing_twice(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        place = json.loads((await client.subscribe("news", recover=True))["data"])
+        await cut(resuming, worker, client)
+        await point_written(resuming, "7")
+        await resuming.publish_numbers("news", range(2))
+        again = await resuming.client(worker)
+        await again.subscribe("news")
+        await again.send("pusher:unsubscribe", {"channel": "news"})
+        since = {"epoch": place["epoch"], "offset": place["offset"]}
+        await again.subscribe("news", recover=True, since=since)
+        assert numbers(await again.events(2)) == [0, 1]
+        await again.sign_in("7")
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
+        await resuming.publish_numbers("news", range(2, 3))
+        assert numbers(await again.events(1)) == [2]
+        await again.nothing_more()
+
+    @pytest.mark.parametrize("paced", [False, True])
+    async def test_nothing_is_filled_in_for_a_connection_that_recovers(self, resuming, paced):
+        worker = await resuming.start()
+        await resuming.keep("", **({"max_rate": 1000, "latest": True} if paced else {}))
+        await resuming.publish_numbers("news", range(2))
+        client = await resuming.client(worker, query="&recover=1")
+        await client.subscribe("news")
+        (connection,) = worker.hub.open_connections
+        local_channel = worker.hub.registry.local_channel("1", "news")
+        worker.hub.replayer.replay_missed(local_channel, connection, 0, local_channel.history.last)
+        assert not local_channel.audience.readers.fills
+        await client.nothing_more()
+
 
 class TestMembers:
     async def test_a_member_who_comes_back_gets_missed_messages(self, resuming):
@@ -327,9 +360,88 @@ class TestThePoint:
         await client.sign_in("7")
         await client.subscribe("news")
         await cut(resuming, worker, client)
+        assert not worker.hub.user_resume._attached
         await point_written(resuming, "7")
         await point_written(resuming, "m")
         await resuming.settled(worker, lambda: worker.hub.user_resume.idle)
+
+    async def test_nothing_is_remembered_of_channels_that_were_left(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.subscribe("news")
+        assert not worker.hub.user_resume.idle
+        await client.send("pusher:unsubscribe", {"channel": "news"})
+        await client.nothing_more()
+        assert worker.hub.user_resume.idle
+
+    async def test_a_user_that_the_connection_no_longer_is_gets_none(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        for user in ("left", "last"):
+            await client.subscribe("presence-p", {"user_id": user})
+            await client.send("pusher:unsubscribe", {"channel": "presence-p"})
+        # The last one is also somewhere else.
+        await client.subscribe("presence-p", {"user_id": "last"})
+        await client.subscribe("presence-q", {"user_id": "last"})
+        await client.send("pusher:unsubscribe", {"channel": "presence-p"})
+        await client.nothing_more()
+        await cut(resuming, worker, client)
+        # Users are written in the order in which they came.
+        await point_written(resuming, "last")
+        assert point_of(resuming, "left")[0] is None
+
+    async def test_a_member_who_left_before_the_connection_closed_gets_none(self, resuming):
+        worker = await resuming.start()
+        client, later = await resuming.client(worker), await resuming.client(worker)
+        await client.subscribe("presence-p", {"user_id": "left"})
+        await client.send("pusher:unsubscribe", {"channel": "presence-p"})
+        await client.nothing_more()
+        await later.sign_in("later")
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
+        await cut(resuming, worker, client)
+        await cut(resuming, worker, later)
+        await point_written(resuming, "later")
+        assert point_of(resuming, "left")[0] is None
+
+    async def test_a_member_that_was_refused_gets_none(self, resuming):
+        worker = await resuming.start()
+        await resuming.change(max_presence_members=1)
+        first, client = await resuming.client(worker), await resuming.client(worker)
+        await first.subscribe("presence-p", {"user_id": "first"})
+        await client.ask("presence-p", {"user_id": "refused"})
+        await client.until("pusher:subscription_error")
+        await client.until("pusher:error")
+        await client.subscribe("presence-q", {"user_id": "member"})
+        await cut(resuming, worker, client)
+        await point_written(resuming, "member")
+        assert point_of(resuming, "refused")[0] is None
+
+    async def test_who_signed_in_stays_the_user_after_leaving_as_a_member(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("presence-p", {"user_id": "7"})
+        await client.send("pusher:unsubscribe", {"channel": "presence-p"})
+        await client.nothing_more()
+        await cut(resuming, worker, client)
+        await point_written(resuming, "7")
+
+    async def test_a_member_who_comes_and_goes_is_looked_up_once(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        find, found = worker.hub.user_resume._find_point, []
+
+        async def note(*args):
+            found.append(args[1])
+            return await find(*args)
+
+        worker.hub.user_resume._find_point = note
+        for _ in range(3):
+            await client.subscribe("presence-p", {"user_id": "m"})
+            await client.send("pusher:unsubscribe", {"channel": "presence-p"})
+        await client.nothing_more()
+        await resuming.settled(worker, lambda: not worker.hub.user_resume.looking_up)
+        assert found == ["m"]
 
     async def test_turned_on_it_counts_for_open_connections(self, bench):
         worker = await bench.start()

@@ -43,10 +43,14 @@ class Gathering:
         self._joiner = Joiner(pace, with_offset)
 
     def add(self, part: Part) -> None:
-        """Take the next message."""
-        located = self.located
-        if located is None or part.offset > located.mixed_until or part.key in located.keys:
+        """Take the next message, unless it is left out."""
+        if self.takes(part):
             self._joiner.add(part)
+
+    def takes(self, part: Part) -> bool:
+        """Whether this message isn't left out."""
+        located = self.located
+        return located is None or part.offset > located.mixed_until or part.key in located.keys
 
     def add_all(self, joined: Sequence[tuple[Joined, Sequence[Part]]]) -> None:
         """Take the messages of a page, joined as far as they can be, and each with its parts. There are none that are

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from redpoll import _frame
-from redpoll.cluster.history import Page
+from redpoll.cluster.history import Page, Row
 from redpoll.protocol.joining import Joined, Joiner, Part
 from redpoll.worker.replay.pacing import ChannelPacing, part_of
 
 if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
+    from redpoll.worker.replay.gathering import Gathering
 
-__all__ = ["PageFrames"]
+__all__ = ["PageFrames", "is_by_server"]
 
 
 class PageFrames:
@@ -44,9 +45,13 @@ class PageFrames:
             return self.page.rows[start].prev == at
         return None if self.page.more else self.page.top == at
 
-    def has_server_event(self, start: int, stop: int) -> bool:
-        """Whether one of the messages `start` to `stop` isn't a client event."""
-        return any(not row.event.startswith("client-") for row in self.page.rows[start:stop])
+    def has_server_event(self, start: int, stop: int, gathering: Gathering | None = None) -> bool:
+        """Whether one of the messages `start` to `stop` isn't a client event. Those that `gathering` leaves out don't
+        count."""
+        by_server = (row for row in self.page.rows[start:stop] if is_by_server(row))
+        if gathering is None:
+            return any(True for _ in by_server)
+        return any(gathering.takes(part_of(gathering.pace, row.envelope())) for row in by_server)
 
     def parts(self, pacing: ChannelPacing) -> list[Part]:
         """All messages, to be joined."""
@@ -86,6 +91,11 @@ class PageFrames:
             made.extend(_frame.frame_of(row.envelope(), self._name, with_offset) for row in self.page.rows)
             self._skips.update((hi, lo) for _, hi, lo in made if hi or lo)
         return made
+
+
+def is_by_server(row: Row) -> bool:
+    """Whether a message was published over HTTP. Others are client events."""
+    return not row.event.startswith("client-")
 
 
 def _first(parts: list[Part], count: int) -> list[Part]:

@@ -50,7 +50,7 @@ class Wants(NamedTuple):
 class Kind(Enum):
     """What the connection gets, and when it gets its success frame."""
 
-    # The success frame at once, then messages without offsets.
+    # The success frame at once, then messages without offsets. On cache channels it may wait (cached_events.py).
     STOCK = "stock"
     # Messages with offsets. The success frame names the offset after which they begin.
     RECOVERING = "recovering"
@@ -68,6 +68,8 @@ class State(Enum):
     WAITING_FOR_PAGE = "waiting for a page"
     # The client reads slowly; pages are not read for it meanwhile.
     WAITING_FOR_DRAIN = "waiting for the client to read"
+    # Later pages are searched for a cache channel's last event (cached_events.py).
+    SEARCHING = "searching for the cached event"
     # Redis failed, or the channel itself has to catch up first.
     WAITING_TO_RETRY = "waiting to retry"
     # Over: the connection is among the live subscribers.
@@ -78,7 +80,8 @@ class State(Enum):
 
 class Answer(NamedTuple):
     """The answer to the subscribe, until it is sent. `success` is the frame for STOCK, one for all who join together;
-    the others' depends on where they begin. `total`: the number of subscribers, None in apps that don't send it."""
+    the others' depends on where they begin, and one that is sent later is made then, for the roster of that time.
+    `total`: the number of subscribers, None in apps that don't send it."""
 
     success: bytes
     total: int | None
@@ -97,6 +100,7 @@ class Replay:
         "awaited",
         "begun",
         "cached",
+        "cached_is_older",
         "connection",
         "epoch",
         "exact",
@@ -135,8 +139,10 @@ class Replay:
         # first offset are still to come.
         self.look_back: tuple[int, int] = (0, 0)
         self.awaited = 0
-        # A cache channel's last event until it is sent, b"" for none; None on other channels.
+        # A cache channel's last event, b"" for none, while it is to be sent with the answer; None on other channels.
         self.cached: bytes | None = None
+        # Whether it was searched for among the messages, and isn't there.
+        self.cached_is_older = False
         # Messages that were read and wait to be joined, on channels with a rate.
         self.gathering: Gathering | None = None
         self.whole = False
@@ -144,9 +150,23 @@ class Replay:
         self.sent = 0
         self.next_unstored = 0
 
-    def success(self, offset: int, recovered: bool) -> bytes:
-        """The frame that answers the subscribe, with the present roster, for a connection that recovers."""
-        history, roster = self.local_channel.history, self.local_channel.roster
+    def take_answer(self, offset: int, recovered: bool) -> bytes:
+        """The success frame, the cached event or its miss, and the subscription count, as one piece."""
+        answer, cached, channel = self.answer, self.cached, self.local_channel.channel
+        assert answer is not None
+        self.answer = self.cached = None
+        frame = self._success(offset, recovered) if self.recovers or not answer.success else answer.success
+        if cached:
+            frame += _frame.frame_of(cached, channel.encode())[0]
+        elif cached is not None:
+            frame += _frame.text(frames.cache_miss(channel))
+        if answer.total is not None:
+            frame += _frame.text(frames.subscription_count(channel, answer.total))
+        return frame
+
+    def _success(self, offset: int, recovered: bool) -> bytes:
+        """The frame that answers the subscribe, with the present roster."""
+        history, roster = self.local_channel.history if self.recovers else None, self.local_channel.roster
         return _frame.text(
             frames.subscription_succeeded(
                 self.local_channel.channel,
@@ -161,6 +181,7 @@ class Replay:
         """The user missed what came after this offset: begin there, or earlier, and leave nothing out."""
         self.at = min(self.at, offset)
         self.whole = True
+        self.cached_is_older = False
         if self.gathering is not None:
             self.gathering.located = None
 
@@ -247,6 +268,10 @@ class HistoryReaders:
         if self.pacing is not None and connection in self.pacing:
             return True
         return connection in self.replays or connection in self.recovering
+
+    def recovers(self, connection: Connection) -> bool:
+        """Whether the connection hears live events with offsets."""
+        return connection in self.recovering or (self.pacing is not None and connection in self.pacing.recovering)
 
     @property
     def idle(self) -> bool:

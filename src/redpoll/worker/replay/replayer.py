@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from redpoll import _frame
 from redpoll.cluster.history import MAX_PAGE_ROWS, History
 from redpoll.loop.writable import WRITABLE_BELOW_BYTES, WritableSignal
-from redpoll.protocol import frames
 from redpoll.protocol.effects import Effect
 from redpoll.protocol.history import MAX_STORED_MESSAGES, Rewind
+from redpoll.worker.replay.cached_events import CachedEvents
 from redpoll.worker.replay.locating import Locating
 from redpoll.worker.replay.page_frames import PageFrames
 from redpoll.worker.replay.replay import (
@@ -71,6 +71,7 @@ class Replayer:
         self._waiting = WaitingReplays(writable, self._go_on)
         self.pages = SharedPages(history, self._waiting, self._serve, self._end_all)
         self._locating = Locating(history)
+        self._cached_events = CachedEvents(history, self._wait_for_page, self._waiting.wait_retry)
 
     @property
     def waiting(self) -> int:
@@ -113,10 +114,10 @@ class Replayer:
         if epoch != history.epoch or (offset > history.last and history.live):
             self._attach_live(replay, recovered=False)
             return
-        if replay.cached:
-            # The client has it already, or gets it with the messages after `offset`.
-            replay.cached = None
         if offset == history.last:
+            if replay.cached:
+                # The client has it already.
+                replay.cached = None
             self._attach_live(replay, recovered=True)
         else:
             # The offset may be beyond the channel's: another worker sent it, and this one still catches up.
@@ -139,7 +140,11 @@ class Replayer:
             self._attach_live(replay, recovered=True)
             return
         self._open(replay)
-        if replay.kind is Kind.STOCK:
+        if replay.cached:
+            # It comes with the answer, unless the first page has it.
+            assert replay.answer is not None
+            replay.answer = replay.answer._replace(success=b"")
+        elif replay.kind is Kind.STOCK:
             self._send_answer(replay, 0, False)
             self._joined(replay)
         replay.awaited = locates + (returned is not None)
@@ -209,7 +214,7 @@ class Replayer:
             return
         channel: Channel = local_channel.audience
         readers = channel.make_readers()
-        if connection in readers.fills:
+        if connection in readers.fills or readers.recovers(connection):
             return
         replay = Replay(local_channel, connection, asyncio.get_running_loop().time(), Kind.FILL)
         replay.at, replay.stop_at = since, stop_at
@@ -245,7 +250,9 @@ class Replayer:
         end = history.last if replay.stop_at is None else replay.stop_at
         start, stop = page.start(replay.at), page.start(end)
         if replay.answer is not None:
-            if not replay.exact:
+            if not self._cached_events.decided(replay, page, start, stop):
+                return
+            if replay.recovers and not replay.exact:
                 replay.at, replay.exact = page.page.rows[start].prev if start < stop else history.last, True
             self._send_answer(replay, replay.at, True)
             self._joined(replay)
@@ -273,9 +280,6 @@ class Replayer:
         if not replay.exact and replay.kind is not Kind.FILL:
             self._note_offset(replay, page.page.rows[start].prev)
         replay.at, replay.exact = page.offsets[stop - 1], True
-        if replay.cached and page.has_server_event(start, stop):
-            # The cached event is the last that a server published, so it is among these messages or follows them.
-            replay.cached = None
 
     def _after_page(self, replay: Replay, end: int) -> None:
         """There are more messages after this page."""
@@ -330,11 +334,10 @@ class Replayer:
         replay.send_gathered()
         if replay.kind is not Kind.FILL:
             following = readers.take_unstored(replay, MAX_OFFSET) if readers is not None else []
-            if replay.cached:
-                following.append(_frame.frame_of(replay.cached, channel.name)[0])
             if following:
                 connection.send(b"".join(following))
-            if replay.recovers and replay.local_channel.rule is not None:
+            if replay.recovers:
+                # Without a rule as well: one that is added later gives the channel a position, which `lost` sends them.
                 readers = channel.make_readers()
                 readers.admit(connection)
             else:
@@ -346,18 +349,9 @@ class Replayer:
         self._waiting.advance(connection)
 
     def _send_answer(self, replay: Replay, offset: int, recovered: bool) -> None:
-        """Send the success frame, the cache miss and the subscription count as one piece."""
-        local_channel, connection, answer = replay.local_channel, replay.connection, replay.answer
-        assert answer is not None
-        # A stock client's frame was made when it was attached, which is now, so its roster is up to date.
-        frame = replay.success(offset, recovered) if replay.recovers else answer.success
-        if replay.cached == b"":
-            frame += _frame.text(frames.cache_miss(local_channel.channel))
-        if answer.total is not None:
-            frame += _frame.text(frames.subscription_count(local_channel.channel, answer.total))
-        replay.answer = None
-        connection.send(frame)
-        channel: Channel = local_channel.audience
+        connection = replay.connection
+        connection.send(replay.take_answer(offset, recovered))
+        channel: Channel = replay.local_channel.audience
         if channel.readers is not None and connection in channel.readers.replays:
             channel.readers.replaying.add(connection)
 
@@ -397,7 +391,8 @@ class Replayer:
         frame, skip_hi, skip_lo = _frame.frame_of(payload, channel.name)
         written = channel.post(frame, skip_hi, skip_lo)
         if len(readers.recovering):
-            frame, _, _ = _frame.frame_of(payload, channel.name, True)
+            if _frame.offsets(payload)[0]:
+                frame, _, _ = _frame.frame_of(payload, channel.name, True)
             written += readers.recovering.post(frame, skip_hi, skip_lo)
         return written
 

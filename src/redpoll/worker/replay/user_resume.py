@@ -10,8 +10,7 @@ need this.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from secrets import token_hex
@@ -26,6 +25,8 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.values import MemberEntry
 from redpoll.protocol.apps import App
+from redpoll.worker.replay.attached_offsets import AttachedOffsets
+from redpoll.worker.replay.returned import Returned
 
 if TYPE_CHECKING:
     from redpoll.cluster.membership.local_channel import LocalChannel
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from redpoll.worker.hub.connection import Connection
     from redpoll.worker.timers.janitor import Janitor
 
-__all__ = ["ResumeTimings", "Returned", "UserResume"]
+__all__ = ["ResumeTimings", "UserResume"]
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ _REDIS_AWAY_S: Final = 30.0
 # Each connection is looked at so often, in so many parts: at 200,000 connections, a part has 2,000.
 _SWEEP_S: Final = 1.0
 _PARTS: Final = 100
-# Offsets that one part of a sweep forgets.
+# Offsets that one part of a sweep forgets, of the apps with one time.
 _MAX_FORGOTTEN: Final = 2_000
 # A client that only listens sends nothing for minutes, and all of that would be sent again. So it is pinged.
 _QUIET_S: Final = 15
@@ -50,8 +51,6 @@ _PING: Final = _frame.ping()
 # Only the latest connections of a user count. Some apps use one user id for all guests; a guest who returns was one of
 # the latest.
 _MAX_PINGED: Final = 32
-
-Then = Callable[[int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,41 +63,6 @@ class ResumeTimings:
     """How long other workers' answers are waited for. They need some of it to ping their connections."""
     pong_s: float = 0.12
     """How long a connection may take to answer a ping."""
-
-
-class Returned:
-    """What is known about the return of a connection's user.
-
-    `point` is the offset from which messages may be missing, None for none. It counts until `until`, by the loop's
-    clock.
-    """
-
-    __slots__ = ("_waiting", "point", "until")
-
-    def __init__(self) -> None:
-        self.point: int | None = None
-        self.until = 0.0
-        self._waiting: list[Then] | None = []
-
-    @property
-    def known(self) -> bool:
-        return self._waiting is None
-
-    def when_known(self, then: Then) -> None:
-        """Call `then(point)`, at once if it is known."""
-        if self._waiting is None:
-            then(self.point)
-        else:
-            self._waiting.append(then)
-
-    def settle(self, point: int | None, until: float) -> None:
-        """Set the point. With several user ids on one connection, the smallest offset wins."""
-        if point is not None:
-            self.point = point if self.point is None else min(self.point, point)
-            self.until = max(self.until, until)
-        waiting, self._waiting = self._waiting, None
-        for then in waiting or ():
-            then(self.point)
 
 
 class _Question:
@@ -148,10 +112,8 @@ class UserResume:
         self._unsent_since: dict[Connection, float] = {}
         # Of connections that close now: since when events of channels with a rate waited for them.
         self._waited_since: dict[Connection, float] = {}
-        # By connection and channel: the offset from which the connection hears the channel. Its user may become known
-        # later; until then, and no longer than `user_resume_s`, the offset is remembered.
-        self._attached_at: dict[Connection, dict[str, int]] = {}
-        self._remembered: deque[tuple[float, Connection, str]] = deque()
+        # A connection's user may become known after it subscribed; no longer than `user_resume_s` is waited for that.
+        self._attached = AttachedOffsets()
         # The present round of looks: the connections that are left, how many a part has, when the round began, and how
         # long ago the one before it began.
         self._unswept: Iterator[Connection] | None = None
@@ -170,17 +132,28 @@ class UserResume:
     @property
     def idle(self) -> bool:
         """Nothing is remembered of any connection, and no question or write is under way."""
-        return not (self._users or self._connections or self._attached_at or self._returned or self._tasks)
+        return not (self._users or self._connections or self._attached or self._returned or self._tasks)
 
     # -- what the hub reports ------------------------------------------------------------------------------
 
     def arrived(self, connection: Connection, user: str, channel: str | None = None) -> None:
-        """`connection` signed in as this user, or subscribes to that presence channel as this member."""
-        if self._add(connection, user):
-            returned = self._returned.get(connection)
-            if returned is None:
-                returned = self._returned[connection] = Returned()
+        """`connection` signed in as this user, or subscribes to that presence channel as this member. Nothing happens
+        in apps without user resume."""
+        if not connection.session.app.user_resume_s or not self._add(connection, user):
+            return
+        # Subscribes that were refused left theirs here.
+        self._forget_users(connection)
+        returned = self._returned.get(connection)
+        if returned is None:
+            returned = self._returned[connection] = Returned()
+        if returned.needs(user):
             self._spawn(self._look_up(connection, user, channel, returned))
+
+    def left(self, connection: Connection, channel: str, user: str | None) -> None:
+        """`connection` unsubscribed from the channel, or was removed from it. It was there as this member, or none."""
+        self._attached.leave(connection, channel)
+        if user is not None:
+            self._forget_users(connection)
 
     def returned(self, connection: Connection) -> Returned | None:
         """What is known, or being looked up, about the return of this connection's user. None if nothing is missed."""
@@ -194,9 +167,10 @@ class UserResume:
     def attached(self, connection: Connection, local_channel: LocalChannel, offset: int) -> None:
         """`connection` hears the channel from `offset` on. If its user turns out to have returned, earlier messages are
         replayed up to there."""
-        if connection.session.app.user_resume_s:
-            self._attached_at.setdefault(connection, {})[local_channel.channel] = offset
-            self._remembered.append((asyncio.get_running_loop().time(), connection, local_channel.channel))
+        seconds = connection.session.app.user_resume_s
+        if seconds:
+            now = asyncio.get_running_loop().time()
+            self._attached.note(connection, local_channel.channel, offset, seconds, now)
             self._sweep_later()
 
     def closes(self, connection: Connection, waited_since: float) -> None:
@@ -205,7 +179,7 @@ class UserResume:
 
     def closed(self, connection: Connection) -> None:
         """Write to Redis when bytes last came from the user's connection."""
-        self._attached_at.pop(connection, None)
+        self._attached.close(connection)
         age_s = self._age_s(connection)
         waited_since = self._waited_since.pop(connection, None)
         if waited_since is not None:
@@ -220,12 +194,9 @@ class UserResume:
         session = connection.session
         if not session.app.user_resume_s:
             self._remove(connection)
-            self._attached_at.pop(connection, None)
+            self._attached.close(connection)
             return
-        users = [membership.user_id for membership in session.channels.values() if membership.user_id is not None]
-        if session.user_id is not None:
-            users.append(session.user_id)
-        for user in users:
+        for user in _users_of(connection):
             self._add(connection, user)
 
     def asked(self, message: SilenceOfUser) -> None:
@@ -259,15 +230,30 @@ class UserResume:
         self._sweep_later()
         return True
 
-    def _remove(self, connection: Connection) -> tuple[str, ...]:
-        users = self._users.pop(connection, ())
-        self._unsent_since.pop(connection, None)
+    def _forget_users(self, connection: Connection) -> None:
+        """Remove those that no sign-in and no subscription of the connection names."""
+        users = self._users.get(connection, ())
+        if users and not (present := _users_of(connection)).issuperset(users):
+            remaining = tuple(user for user in users if user in present)
+            if remaining:
+                self._users[connection] = remaining
+            else:
+                del self._users[connection]
+                self._unsent_since.pop(connection, None)
+            self._disconnect(connection, [user for user in users if user not in present])
+
+    def _disconnect(self, connection: Connection, users: Iterable[str]) -> None:
         for user in users:
             key = (connection.session.app.id, user)
             connections = self._connections[key]
             del connections[connection]
             if not connections:
                 del self._connections[key]
+
+    def _remove(self, connection: Connection) -> tuple[str, ...]:
+        users = self._users.pop(connection, ())
+        self._unsent_since.pop(connection, None)
+        self._disconnect(connection, users)
         returned = self._returned.pop(connection, None)
         if returned is not None and not returned.known:
             returned.settle(None, 0.0)
@@ -364,7 +350,7 @@ class UserResume:
     def _replay_attached(self, connection: Connection, point: int) -> None:
         """Replay the channels that the connection subscribed to before its user was known."""
         app_id = connection.session.app.id
-        offsets = self._attached_at.get(connection, {})
+        offsets = self._attached.of(connection)
         for channel in connection.session.channels:
             local_channel = self._registry.local_channel(app_id, channel)
             if local_channel is not None:
@@ -410,8 +396,8 @@ class UserResume:
                     self._look(connection, now)
             if len(part) < self._part or not part:
                 self._unswept = None
-        self._forget_offsets(now)
-        if self._users or self._remembered:
+        self._attached.expire(now, _MAX_FORGOTTEN)
+        if self._users or self._attached:
             self._sweep_later()
         else:
             self._round_began = 0.0
@@ -425,25 +411,17 @@ class UserResume:
         if silent_s >= _QUIET_S and silent_s % _QUIET_S < self._round_s:
             connection.send(_PING)
 
-    def _forget_offsets(self, now: float) -> None:
-        left = _MAX_FORGOTTEN
-        while self._remembered and left:
-            left -= 1
-            since, connection, channel = self._remembered[0]
-            offsets = self._attached_at.get(connection)
-            if offsets is not None and since + connection.session.app.user_resume_s > now:
-                break
-            self._remembered.popleft()
-            if offsets is not None:
-                # This may remove the offset of a second subscribe within the time, which is harmless.
-                offsets.pop(channel, None)
-                if not offsets:
-                    del self._attached_at[connection]
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _users_of(connection: Connection) -> set[str]:
+    """The user who signed in, and the members that the connection's subscriptions name, pending ones included."""
+    session = connection.session
+    users = {membership.user_id for membership in session.channels.values()} | {session.user_id}
+    return {user for user in users if user is not None}
 
 
 async def _no_reply() -> None:
