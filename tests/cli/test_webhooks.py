@@ -67,7 +67,8 @@ def test_list_shows_filters_pin_and_state(typed, answering):
 @pytest.mark.parametrize("verb", ["enable", "disable", "delete", "pin", "unpin"])
 def test_endpoint_commands_print_the_endpoint(typed, answering, verb):
     asked = answering(ENDPOINT)
-    assert typed("webhook", verb, ENDPOINT["id"]).stdout.startswith("0123456789ab  https://")
+    word = "deleted " if verb == "delete" else ""
+    assert typed("webhook", verb, ENDPOINT["id"]).stdout.startswith(f"{word}0123456789ab  https://")
     assert json.loads(typed("webhook", verb, ENDPOINT["id"], "--json").stdout) == ENDPOINT
     assert asked == [(f"webhook {verb}", {"id": ENDPOINT["id"]})] * 2
 

@@ -114,6 +114,10 @@ def _print_endpoint(endpoint: dict[str, Any]) -> None:
     click.echo("  ".join(words))
 
 
+def _print_deleted(endpoint: dict[str, Any]) -> None:
+    click.echo(f"deleted {endpoint['id']}  {endpoint['url'] or '(pulled)'}")
+
+
 def _print_endpoints(endpoints: list[dict[str, Any]]) -> None:
     for endpoint in endpoints:
         _print_endpoint(endpoint)
@@ -136,7 +140,7 @@ def _endpoint_command(verb: str, text: str) -> click.Command:
     """A command on one endpoint that prints the endpoint."""
 
     @click.argument("endpoint_id", metavar="ID")
-    @executes(f"webhook {verb}", _print_endpoint)
+    @executes(f"webhook {verb}", _print_deleted if verb == "delete" else _print_endpoint)
     def command(endpoint_id: str) -> dict[str, Any]:
         return {"id": endpoint_id}
 
