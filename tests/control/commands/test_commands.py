@@ -56,6 +56,16 @@ async def test_app_create_show_and_list_return_the_same_fields(context):
     assert await commands.run(context, "app list", {}) == [made]
 
 
+async def test_records_in_postgres_are_not_restored_from_a_file(context, monkeypatch):
+    restored = []
+    monkeypatch.setattr(context, "cluster", object())
+    monkeypatch.setattr(context, "restore", restored.append)
+    monkeypatch.setattr(context.store, "shared", True)
+    with pytest.raises(CommandError, match="pg_restore"):
+        await commands.run(context, "server restore", {"file": "x"})
+    assert restored == []
+
+
 async def test_settings_are_set_as_text_and_shown_as_values(context, records):
     made = await commands.run(context, "app create", {"name": "demo"})
     args = {"id": made["id"], "settings": {"plan": "free", "allowed_origins": "a.example, *.b.example"}}

@@ -1,50 +1,33 @@
 """What apps used on several nodes, added up: on real files and a real Redis, and over HTTP."""
 
-import asyncio
-
 import pytest
 
-from helpers.known_nodes import known
-from redpoll.cluster.nodes import NodesView
+from helpers.known_nodes import RUNS, AskingNode, introduce, known
 from redpoll.cluster.redis.keys import Keys
-from redpoll.cluster.redis.link import Link
-from redpoll.cluster.survey import Answerers, NodeSurvey
+from redpoll.cluster.survey import Answerers
 from redpoll.control.observe.cluster_usage import ClusterUsage
 from redpoll.control.observe.usage import Usage
 from redpoll.store.charts import Charts, Day
 
-RUNS = {"one": "aaaaaaaaaaaa", "two": "bbbbbbbbbbbb"}
 # 2023-11-14 22:13:20 UTC.
 NOW_S = 1_700_000_000.0
 
 
-class Node:
-    def __init__(self, charts: Charts, link: Link, name: str):
+class Node(AskingNode):
+    def __init__(self, charts: Charts, redis_url: str, name: str):
+        super().__init__(redis_url, name)
         self.charts = charts
-        self.link = link
-        self.view = NodesView(RUNS[name])
-        self.survey = NodeSurvey(link, Keys(), self.view, answer_s=60)
         self.own = Usage(charts, clock=lambda: NOW_S)
         self.usage = ClusterUsage(self.own, self.survey)
-        link.on_push, link.on_up = self.survey.received, self.survey.link_up
 
 
 @pytest.fixture
 async def nodes(redis, tmp_path):
-    nodes = {}
-    for name in RUNS:
-        charts = await Charts.open(tmp_path / f"{name}.sqlite")
-        nodes[name] = Node(charts, Link(redis.url), name)
-        nodes[name].view.update([known(run, other) for other, run in RUNS.items()], None)
-        nodes[name].link.start()
-    look = nodes["one"].link
-    await look.wait_up()
-    while (await look.ask(b"PUBSUB", b"NUMSUB", Keys().controls))[1] < 2:
-        await asyncio.sleep(0.005)
-    yield nodes["one"], nodes["two"]
-    for node in nodes.values():
-        await node.survey.finish()
-        await node.link.close()
+    nodes = [Node(await Charts.open(tmp_path / f"{name}.sqlite"), redis.url, name) for name in RUNS]
+    await introduce(nodes)
+    yield nodes
+    for node in nodes:
+        await node.finish()
         await node.charts.close()
 
 

@@ -1,21 +1,17 @@
 """The event logs of several nodes, searched as one: on real files and a real Redis."""
 
-import asyncio
 import base64
 
 import pytest
 
-from helpers.known_nodes import known
-from redpoll.cluster.nodes import NodesView
+from helpers.known_nodes import RUNS, AskingNode, introduce
 from redpoll.cluster.redis.keys import Keys
-from redpoll.cluster.redis.link import Link
-from redpoll.cluster.survey import Answerers, NodeSurvey
+from redpoll.cluster.survey import Answerers
 from redpoll.control.tracing import cluster_log
 from redpoll.control.tracing.cluster_log import ClusterLog
 from redpoll.store.call_batch import CallBatch, CallRow
 from redpoll.store.eventlog import EventLog, Query, SpanRow
 
-RUNS = {"one": "aaaaaaaaaaaa", "two": "bbbbbbbbbbbb"}
 BASE_MS = 1_700_000_000_000
 
 
@@ -25,14 +21,11 @@ def call(at_ms: int, trace_id: str | None = None, channel: str = "c", caller: st
     return CallRow(trace_id, "3", None, time_ms, "e", [channel], 1, caller, 200, True, time_ms * 1000)
 
 
-class Node:
-    def __init__(self, event_log: EventLog, link: Link, name: str):
+class Node(AskingNode):
+    def __init__(self, event_log: EventLog, redis_url: str, name: str):
+        super().__init__(redis_url, name)
         self.event_log = event_log
-        self.link = link
-        self.view = NodesView(RUNS[name])
-        self.survey = NodeSurvey(link, Keys(), self.view, answer_s=60)
         self.log = ClusterLog(event_log, self.survey, name)
-        link.on_push, link.on_up = self.survey.received, self.survey.link_up
 
     async def write(self, *calls: CallRow, spans=()):
         # One batch for each call, because a search finds batches.
@@ -55,20 +48,11 @@ class Node:
 
 @pytest.fixture
 async def nodes(redis, tmp_path):
-    nodes = {}
-    for name in RUNS:
-        event_log = await EventLog.open(tmp_path / f"{name}.sqlite", 10_000, 1e9)
-        nodes[name] = Node(event_log, Link(redis.url), name)
-        nodes[name].view.update([known(run, other) for other, run in RUNS.items()], None)
-        nodes[name].link.start()
-    look = nodes["one"].link
-    await look.wait_up()
-    while (await look.ask(b"PUBSUB", b"NUMSUB", Keys().controls))[1] < 2:
-        await asyncio.sleep(0.005)
-    yield nodes["one"], nodes["two"]
-    for node in nodes.values():
-        await node.survey.finish()
-        await node.link.close()
+    nodes = [Node(await EventLog.open(tmp_path / f"{name}.sqlite", 10_000, 1e9), redis.url, name) for name in RUNS]
+    await introduce(nodes)
+    yield nodes
+    for node in nodes:
+        await node.finish()
         await node.event_log.close()
 
 

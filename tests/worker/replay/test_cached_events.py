@@ -1,24 +1,12 @@
 """A cache channel's last event comes once and in its order, whether or not earlier messages are replayed."""
 
-import json
-
 import hiredis
 
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
+from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, data_of, position_of
 
-SUCCEEDED = "pusher_internal:subscription_succeeded"
 COUNT = "pusher_internal:subscription_count"
-RECOVER = "&recover=1"
-
-
-def data_of(frame: dict) -> dict:
-    return json.loads(frame["data"])
-
-
-def position_of(frame: dict) -> dict:
-    data = data_of(frame)
-    return {"epoch": data["epoch"], "offset": data["offset"]}
 
 
 async def frames_of(client, count: int) -> list[tuple[str, ...]]:
@@ -30,22 +18,19 @@ async def frames_of(client, count: int) -> list[tuple[str, ...]]:
     ]
 
 
-class Withheld:
-    """A worker's history that holds its pages back until the test releases them."""
-
-    def __init__(self, worker) -> None:
-        self.pages = worker.hub.replayer.pages
-        self.history = self.pages.history
-        self.waiting: list = []
-        self.pages.history = self
-
-    def page(self, *args) -> None:
-        self.waiting.append(args)
-
-    def release(self) -> None:
-        self.pages.history = self.history
-        for args in self.waiting:
-            self.history.page(*args)
+async def continuing(bench):
+    """A client that continues where it left the cache channel, its position, and the pages that it waits for."""
+    worker = await bench.start()
+    await bench.keep("cache-")
+    client = await bench.client(worker, query=RECOVER)
+    since = position_of(await client.subscribe("cache-a"))
+    await bench.publish_numbers("cache-a", range(3))
+    await client.events(3)
+    withheld = Withheld(worker)
+    again = await bench.client(worker, query=RECOVER)
+    await again.ask("cache-a", since=since)
+    await bench.settled(worker, lambda: withheld.waiting)
+    return again, since, withheld
 
 
 class TestGap:
@@ -93,37 +78,19 @@ class TestGap:
         await again.nothing_more()
 
     async def test_the_history_is_cleared_during_the_replay(self, bench):
-        worker = await bench.start()
-        await bench.keep("cache-")
-        client = await bench.client(worker, query=RECOVER)
-        since = position_of(await client.subscribe("cache-a"))
-        await bench.publish_numbers("cache-a", range(3))
-        await client.events(3)
-        withheld = Withheld(worker)
-        again = await bench.client(worker, query=RECOVER)
-        await again.ask("cache-a", since=since)
-        await bench.settled(worker, lambda: withheld.waiting)
+        again, since, withheld = await continuing(bench)
         await History(bench.bus.link, Keys()).clear("1", "cache-a")
         success = data_of(await again.until(SUCCEEDED))
         assert success["recovered"] is False
         assert success["epoch"] != since["epoch"]
         assert await frames_of(again, 1) == [("n", "2")]
-        withheld.release()
+        withheld.go_on()
         await again.nothing_more()
 
     async def test_the_rule_is_removed_during_the_replay(self, bench):
-        worker = await bench.start()
-        await bench.keep("cache-")
-        client = await bench.client(worker, query=RECOVER)
-        since = position_of(await client.subscribe("cache-a"))
-        await bench.publish_numbers("cache-a", range(3))
-        await client.events(3)
-        withheld = Withheld(worker)
-        again = await bench.client(worker, query=RECOVER)
-        await again.ask("cache-a", since=since)
-        await bench.settled(worker, lambda: withheld.waiting)
+        again, _, withheld = await continuing(bench)
         await bench.change(history=())
-        withheld.release()
+        withheld.go_on()
         assert data_of(await again.until(SUCCEEDED)) == {"recovered": False}
         assert await frames_of(again, 1) == [("n", "2")]
         await again.nothing_more()
@@ -253,7 +220,7 @@ class TestOrder:
         await other.ask("presence-cache-a", {"user_id": "v"})
         local_channel = worker.hub.registry.local_channel("1", "presence-cache-a")
         await bench.settled(worker, lambda: len(local_channel.audience.readers.replays) == 2)
-        withheld.release()
+        withheld.go_on()
         success = data_of(await client.until(SUCCEEDED))
         assert sorted(success["presence"]["ids"]) == ["u", "v"]
         assert set(success) == {"presence"}

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import socket
 
@@ -11,51 +10,17 @@ import websockets
 
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
+from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, data_of, position_of
 
-SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
-RECOVER = "&recover=1"
-
-
-def data_of(frame: dict) -> dict:
-    return json.loads(frame["data"])
 
 
 def numbers(frames: list[dict]) -> list[int]:
     return [int(frame["data"]) for frame in frames]
 
 
-def position_of(frame: dict) -> dict:
-    """`since` of a later subscribe, from a success frame or a pusher:position."""
-    data = data_of(frame)
-    return {"epoch": data["epoch"], "offset": data["offset"]}
-
-
 def history_of(bench) -> History:
     return History(bench.bus.link, Keys())
-
-
-class Withheld:
-    """A worker's history that holds its pages back until the test releases them."""
-
-    def __init__(self, worker) -> None:
-        self.history = worker.hub.replayer.pages.history
-        self.waiting: list = []
-        worker.hub.replayer.pages.history = self
-
-    def page(self, *args) -> None:
-        self.waiting.append(args)
-
-    def let_one(self) -> None:
-        self.history.page(*self.waiting.pop(0))
-
-    def locate(self, *args, **kwargs) -> None:
-        self.history.locate(*args, **kwargs)
-
-    def go_on(self, worker) -> None:
-        worker.hub.replayer.pages.history = self.history
-        for args in self.waiting:
-            self.history.page(*args)
 
 
 class TestByRule:
@@ -548,7 +513,7 @@ class TestLiveEventsWait:
         await other.subscribe("presence-a", {"user_id": "v"})
         assert data_of(await client.until(ADDED))["user_id"] == "v"
         await client.nothing_more()
-        withheld.go_on(worker)
+        withheld.go_on()
         assert numbers(await client.events(4)) == [1, 2, 3, 4]
 
     async def test_the_success_frame_waits_until_it_is_known_whether_messages_are_missing(self, bench):
@@ -565,7 +530,7 @@ class TestLiveEventsWait:
         await bench.settled(worker, lambda: withheld.waiting)
         await bench.client(worker)
         await client.nothing_more()
-        withheld.go_on(worker)
+        withheld.go_on()
         assert data_of(await client.next())["recovered"] is True
         assert data_of(await client.next()) == {"subscription_count": 2}
         assert numbers(await client.events(2)) == [0, 1]
@@ -591,7 +556,7 @@ class TestLiveEventsWait:
             )
             await bench.publish_numbers("private-a", range(n + 1, n + 2))
             await talker.until("n")
-        withheld.go_on(worker)
+        withheld.go_on()
         assert numbers(await client.events(6)) == [0, 1, 2, 3, 4, 5]
         await client.nothing_more()
 
@@ -611,7 +576,7 @@ class TestLiveEventsWait:
         await leaving.send("pusher:unsubscribe", {"channel": "stored-a"})
         closing.socket.transport.abort()
         await bench.settled(worker, lambda: not readers.replays)
-        withheld.go_on(worker)
+        withheld.go_on()
         await leaving.nothing_more()
         await bench.settled(worker, lambda: worker.hub.registry.local_channel("1", "stored-a").confirmed == 1)
         await witness.socket.close()
@@ -632,7 +597,7 @@ class TestLiveEventsWait:
         assert data_of(await recovering.until(SUCCEEDED))["epoch"] == epoch
         await bench.publish_numbers("stored-a", range(200, 202))
         assert numbers(await recovering.events(2)) == numbers(await stock.events(2)) == [200, 201]
-        withheld.go_on(worker)
+        withheld.go_on()
         await stock.nothing_more()
         await recovering.nothing_more()
 
@@ -647,7 +612,7 @@ class TestLiveEventsWait:
         await bench.change(history=())
         await bench.publish_numbers("stored-a", range(5, 7))
         assert numbers(await client.events(2)) == [5, 6]
-        withheld.go_on(worker)
+        withheld.go_on()
         await client.nothing_more()
 
     async def test_an_excluded_socket_does_not_get_the_message_by_replay_either(self, bench):
@@ -696,7 +661,7 @@ class TestSlowReaders:
         await bench.settled(worker, lambda: withheld.waiting)
         # Trimmed before its first page is read.
         await bench.publish_numbers("stored-a", range(10, 100))
-        withheld.go_on(worker)
+        withheld.go_on()
         success = data_of(await slow.until(SUCCEEDED))
         assert success["recovered"] is False
         assert success["offset"] == (await client.events(100))[-1]["offset"]

@@ -79,9 +79,10 @@ class SignedInUsers:
             self._slices.start()
 
     def _switch_one(self) -> bool:
-        for app_id, users in self._unswitched.items():
+        # Empty if the app was switched back meanwhile.
+        if self._unswitched:
+            app_id, users = next(iter(self._unswitched.items()))
             self._switched(app_id, *users.popitem())
-            break
         return bool(self._unswitched)
 
     def _switch_user(self, app_id: str, user_id: str) -> None:
