@@ -383,11 +383,10 @@ async def test_tidying_works_with_more_endpoints_than_a_statement_has_values(pos
     try:
         await webhooks.load()
         endpoint = await webhooks.endpoints.create(APP, None)
+        webhooks.start(Box(transition()), lambda *_: None)
+        await seen(webhooks, "waiting", 1)
         # Only memory has the others.
         webhooks.endpoints.put_many(msgspec.structs.replace(endpoint, id=f"e{number}") for number in range(33_000))
-        box = Box(transition())
-        webhooks.start(box, lambda *_: None)
-        await seen(webhooks, "waiting", 1)
         await webhooks.tidy()
         assert webhooks.counters()["webhook_deliveries_waiting"] == 1
     finally:
