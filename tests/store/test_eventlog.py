@@ -1,5 +1,8 @@
 """The event log in a real file: writing, searching by every field, pruning."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from redpoll.store.call_batch import CallBatch, CallRow
@@ -257,6 +260,23 @@ async def test_position_in_the_stream_is_stored_with_the_rows(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     assert await log.position() == "17-3"
     await log.close()
+
+
+@pytest.mark.parametrize("page_bytes", [4096, 16_384], ids=["of before", "of now"])
+async def test_a_file_keeps_its_pages(tmp_path, page_bytes):
+    path = tmp_path / "events.sqlite"
+    if page_bytes == 4096:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA user_version = 0")
+            database.execute("VACUUM")
+    for number in (1, 2):
+        log = await EventLog.open(path, 100_000, DAY_S)
+        await log.write(batch(call(number)), [])
+        await log.close()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA page_size").fetchone() == (page_bytes,)
+        assert database.execute("SELECT count(*) FROM batches").fetchone() == (2,)
+    assert not path.with_name("events.sqlite.old").exists()
 
 
 async def test_unreadable_file_is_renamed_to_old(tmp_path):
