@@ -40,6 +40,7 @@ extensions = [
         "_http",
         "_publish",
         "_publish_body",
+        "_replies",
         "_fast_publish",
         "_memory",
         "_wheel",

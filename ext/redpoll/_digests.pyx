@@ -166,10 +166,11 @@ cdef bint is_hex_of(const uint8_t* hex_digits, const uint8_t* digest, int size) 
     """Whether these are the `size` bytes of a digest in lower-case hex, in a time that doesn't tell how many of them are
     the same."""
     cdef:
-        uint8_t different = 0
-        int i, high, low
+        uint8_t different = 0, high, low
+        int i
     for i in range(size):
         high, low = digest[i] >> 4, digest[i] & 15
-        different |= hex_digits[2 * i] ^ <uint8_t> (48 + high + ((9 - high) >> 31 & 39))
-        different |= hex_digits[2 * i + 1] ^ <uint8_t> (48 + low + ((9 - low) >> 31 & 39))
+        # 39 is from the character after 9 to `a`.
+        different |= hex_digits[2 * i] ^ <uint8_t> (48 + high + (high > 9) * 39)
+        different |= hex_digits[2 * i + 1] ^ <uint8_t> (48 + low + (low > 9) * 39)
     return different == 0

@@ -32,8 +32,22 @@ from redpoll._http cimport (
 )
 from redpoll._publish cimport Call, Limits, commands_of
 from redpoll._publish_body cimport read_body
+from redpoll._replies cimport Taker
 from redpoll._shards cimport Shards
-from redpoll._text cimport Form, Span, Text, add, is_literal, is_plain, is_same, put_number, reserve, span_of, taken
+from redpoll._text cimport (
+    Form,
+    Span,
+    Text,
+    add,
+    is_literal,
+    is_plain,
+    is_same,
+    put_number,
+    reserve,
+    span_of,
+    span_of_text,
+    taken,
+)
 
 import os
 
@@ -94,7 +108,7 @@ cdef struct Entry:
     char[TRACE_SIZE] trace
 
 
-cdef class Published:
+cdef class Published(Taker):
     """Publishes of one worker that were sent to Redis together: called with each reply or error, in order, and at last
     with the outcome of the check that follows them, if there is one. `of_each` is for replies in any order.
 
@@ -131,39 +145,42 @@ cdef class Published:
             self.entries = entries
         return &self.entries[self.count]
 
-    def __call__(self, reply):
+    cdef int take_reply(self, object reply) except -1:
         cdef Entry* entry
-        cdef int i
         if self.current == self.count:
             if not self.owner.is_checked or self.is_checked:
                 raise ValueError("a reply without a publish")
             # The last one says whether all this was published on a primary.
             self.is_checked = True
-            if isinstance(reply, Exception):
-                self.expire(reply)
-                return
-            for i in range(self.count):
-                if not self.entries[i].over:
-                    self.end(&self.entries[i], None)
-            return
+            return self.end_all(reply if isinstance(reply, Exception) else None)
         entry = &self.entries[self.current]
         entry.left -= 1
         if entry.left == 0:
             self.current += 1
         if entry.over:
-            return
+            return 0
         if isinstance(reply, Exception):
-            self.end(entry, reply)
+            self.end(entry, reply, self.owner.timer())
         elif entry.left == 0 and not self.owner.is_checked:
-            self.end(entry, None)
+            self.end(entry, None, self.owner.timer())
+        return 0
 
-    cdef int end(self, Entry* entry, error) except -1:
+    cdef int end(self, Entry* entry, error, double now) except -1:
         entry.over = True
         self.left -= 1
         if error is None:
-            self.owner.complete(self, entry)
+            self.owner.complete(self, entry, <int64_t> ((now - self.began) * 1e6))
         else:
             self.owner.fail(self, entry, error)
+        return 0
+
+    cdef int end_all(self, error) except -1:
+        # One reading of the clock for all.
+        cdef double now = self.owner.timer()
+        cdef int i
+        for i in range(self.count):
+            if not self.entries[i].over:
+                self.end(&self.entries[i], error, now)
         return 0
 
     @property
@@ -181,13 +198,10 @@ cdef class Published:
 
     def expire(self, error):
         """End every request that has no answer yet with `error`."""
-        cdef int i
-        for i in range(self.count):
-            if not self.entries[i].over:
-                self.end(&self.entries[i], error)
+        self.end_all(error)
 
 
-cdef class _OfOne:
+cdef class _OfOne(Taker):
     """Takes the replies of one request of several."""
 
     cdef:
@@ -202,15 +216,16 @@ cdef class _OfOne:
     def over(self) -> bool:
         return self.published.entries[self.index].over
 
-    def __call__(self, reply):
+    cdef int take_reply(self, object reply) except -1:
         cdef Entry* entry = &self.published.entries[self.index]
         entry.left -= 1
         if entry.over:
-            return
+            return 0
         if isinstance(reply, Exception):
-            self.published.end(entry, reply)
-        elif entry.left == 0:
-            self.published.end(entry, None)
+            return self.published.end(entry, reply, self.published.owner.timer())
+        if entry.left == 0:
+            return self.published.end(entry, None, self.published.owner.timer())
+        return 0
 
 
 # -- the way -----------------------------------------------------------------------------------------------------
@@ -304,6 +319,7 @@ cdef class FastPublish:
         int[SLOTS] slots
         int64_t microseconds, first_ms, last_ms
         # While a message is read.
+        str last_id
         Text commands, places, unescaped, names, escaped, channels, caller_text
         Signed signed
         Call call
@@ -352,6 +368,7 @@ cdef class FastPublish:
         self.max_skew_s = max_skew_s
         self.api_prefix = api_prefix
         self.is_checked = is_checked
+        self.last_id = ""
         self.call = Call.__new__(Call)
         self.call.make_room(MAX_EVENTS, MAX_CHANNELS)
 
@@ -418,10 +435,9 @@ cdef class FastPublish:
             const uint8_t* query_mark
             Call call = self.call
             Span method, client, path, query, id, rest
-            Span fields
+            Span fields, body
             FastApp app
             bint is_batch
-            bytes body
             Entry* entry
             Py_ssize_t size
         method.at, method.size = at, head.method_size
@@ -460,7 +476,7 @@ cdef class FastPublish:
             return False
         if id.size == 0:
             return False
-        body = PyBytes_FromStringAndSize(<const char*> at, message + 4 + head.size - <const char*> at)
+        body.at, body.size = at, message + 4 + head.size - <const char*> at
         if fields.size:
             app = self.app_with(id, fields, query)
         else:
@@ -469,11 +485,9 @@ cdef class FastPublish:
             return False
         if not is_plain(client):
             return False
-        reserve(&self.unescaped, PyBytes_GET_SIZE(body) + 1)
+        reserve(&self.unescaped, body.size + 1)
         call.begin(app.limits, is_batch)
-        if not read_body(
-            call, <const uint8_t*> PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), <uint8_t*> self.unescaped.at
-        ):
+        if not read_body(call, body.at, body.size, <uint8_t*> self.unescaped.at):
             return False
         if not call.is_valid() or not call.is_publish_only():
             return False
@@ -505,7 +519,7 @@ cdef class FastPublish:
         published.events += call.channel_count
         return True
 
-    cdef FastApp app_signed(self, Span id, Span method, Span path, Span query, bytes body, double now_s):
+    cdef FastApp app_signed(self, Span id, Span method, Span path, Span query, Span body, double now_s):
         """The app that the request is signed for; None: the other way decides. Notes the caller."""
         cdef:
             FastApp app
@@ -563,7 +577,10 @@ cdef class FastPublish:
     cdef FastApp app_of(self, Span id):
         """The app with this id; None: there is none, or its requests take the other way."""
         cdef FastApp app
-        name = PyUnicode_DecodeASCII(<const char*> id.at, id.size, NULL)
+        cdef str name = self.last_id
+        # Most requests are for the app of the one before.
+        if not is_same(span_of_text(name), id):
+            name = self.last_id = PyUnicode_DecodeASCII(<const char*> id.at, id.size, NULL)
         record = self.apps.get(name)
         if record is None:
             self.fast_apps.pop(name, None)
@@ -606,16 +623,15 @@ cdef class FastPublish:
 
     # -- replies
 
-    cdef int complete(self, Published published, Entry* entry) except -1:
-        """Redis has confirmed all events of a request."""
+    cdef int complete(self, Published published, Entry* entry, int64_t microseconds) except -1:
+        """Redis has confirmed all events of a request, so long after it was read."""
         cdef:
             Limits app = published.apps[entry.app]
             AnswerHead head
             Span[3] values
             Form answer = self.open_answer
             uint8_t answer_flags = self.open_flags
-            double took_s = self.timer() - published.began
-            int64_t microseconds = <int64_t> (took_s * 1e6), rest
+            int64_t rest = microseconds
             Py_ssize_t start
             int slot = 0
         if self.answered and (
@@ -636,7 +652,6 @@ cdef class FastPublish:
         self.events += entry.events
         # As Route.count.
         self.microseconds += microseconds
-        rest = microseconds
         while rest:
             slot += 1
             rest >>= 1

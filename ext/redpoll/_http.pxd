@@ -82,4 +82,4 @@ cdef Py_ssize_t whole_request(const char* at, Py_ssize_t size, RequestHead* head
 cdef IncomingRequest read_request(kind, const char* message, RequestHead* head, tuple names)
 cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double now_s, int max_skew_s) noexcept nogil
 cdef bint is_signed_by(Signed* signed, HmacKey key) except -1
-cdef bint is_body_right(Signed* signed, bytes body) except -1
+cdef bint is_body_right(Signed* signed, Span body) except -1

@@ -13,7 +13,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from redpoll._digests cimport HmacKey, is_hex_of, put_md5
-from redpoll._text cimport Span, hex_digit, put, span_of, span_of_text
+from redpoll._text cimport HIGH_BITS, Span, has_byte, hex_digit, put, span_of, span_of_text
 
 import binascii
 from hmac import compare_digest
@@ -816,6 +816,17 @@ cdef char* put_unescaped(char* to, const char* at, Py_ssize_t size) noexcept nog
     return to
 
 
+cdef inline bint is_name_char(uint8_t of) noexcept nogil:
+    return not (of >= 0x80 or of == b"&" or of == b"%" or of == b"[" or of == b"]" or 65 <= of <= 90)
+
+
+cdef inline bint is_within_value(const char* at) noexcept nogil:
+    """Whether none of eight bytes is a `&`, a `%` or above 0x7F."""
+    cdef uint64_t word
+    memcpy(&word, at, 8)
+    return not (has_byte(word, b"&") or has_byte(word, b"%") or word & HIGH_BITS)
+
+
 cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double now_s, int max_skew_s) noexcept nogil:
     """Read a query that is signed in the usual layout, and the text that was signed. False: it isn't, or its time is
     wrong.
@@ -830,12 +841,10 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
         char* to = signed.text
         const char* at = <const char*> query.at
         const char* end = at + query.size
-        const char* name_end
         int count = 0, i, j
         int own = 0, before
         bint version = False
         uint64_t seconds = 0
-        uint8_t char_
     if query.size + path.size + method.size + 8 > MAX_TEXT_BYTES:
         return False
     for i in range(path.size):
@@ -847,22 +856,22 @@ cdef bint read_signed(Signed* signed, Span method, Span path, Span query, double
             return False
         field.at = at
         field.escaped = False
-        name_end = NULL
-        while at < end and at[0] != b"&":
-            char_ = <uint8_t> at[0]
-            if char_ >= 0x80:
+        while at < end and at[0] != b"=":
+            if not is_name_char(<uint8_t> at[0]):
                 return False
-            if name_end == NULL:
-                if char_ == b"=":
-                    name_end = at
-                elif char_ == b"%" or char_ == b"[" or char_ == b"]" or b"A" <= char_ <= b"Z":
-                    return False
-            elif char_ == b"%":
+            at += 1
+        if at == end or at == field.at:
+            return False
+        field.name_size = at - field.at
+        at += 1
+        while end - at >= 8 and is_within_value(at):
+            at += 8
+        while at < end and at[0] != b"&":
+            if <uint8_t> at[0] >= 0x80:
+                return False
+            if at[0] == b"%":
                 field.escaped = True
             at += 1
-        if name_end == NULL or name_end == field.at:
-            return False
-        field.name_size = name_end - field.at
         field.size = at - field.at
         # In order of name; nearly always they come so, the signature last.
         i = count
@@ -951,14 +960,14 @@ cdef bint is_signed_by(Signed* signed, HmacKey key) except -1:
     return is_hex_of(signed.signature.at, digest, 32)
 
 
-cdef bint is_body_right(Signed* signed, bytes body) except -1:
+cdef bint is_body_right(Signed* signed, Span body) except -1:
     """Whether the query has the digest of this body; it may be left out where there is no body."""
     cdef uint8_t[16] digest
     if signed.digest.at == NULL:
-        return PyBytes_GET_SIZE(body) == 0
+        return body.size == 0
     if signed.digest.size != 32:
         return False
-    put_md5(PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), digest)
+    put_md5(<const char*> body.at, body.size, digest)
     return is_hex_of(signed.digest.at, digest, 16)
 
 
@@ -992,6 +1001,6 @@ def signed_params(
         right = read_signed(
             &signed, span_of_text(method), span_of_text(short_path), span_of_text(query), now_s, max_skew_s
         ) and is_right(&signed, inner, outer)
-    if not (right and known) or (body is not None and not is_body_right(&signed, body)):
+    if not (right and known) or (body is not None and not is_body_right(&signed, span_of(body))):
         return None
     return key, signed.more

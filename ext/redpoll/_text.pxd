@@ -53,6 +53,22 @@ cdef bint utf8_goes_on(Utf8* state, const uint8_t* at, Py_ssize_t size) noexcept
 cdef bint is_utf8(Span text) noexcept nogil
 
 
+cdef extern from *:
+    """
+    #define LOW_BITS 0x0101010101010101u
+    #define HIGH_BITS 0x8080808080808080u
+    """
+    # The lowest bit of each of eight bytes, and the highest.
+    const uint64_t LOW_BITS
+    const uint64_t HIGH_BITS
+
+
+cdef inline bint has_byte(uint64_t word, uint8_t byte) noexcept nogil:
+    """Whether one of eight bytes is this one."""
+    word ^= LOW_BITS * byte
+    return (word - LOW_BITS) & ~word & HIGH_BITS != 0
+
+
 cdef inline Span span_of(bytes of) noexcept:
     cdef Span span
     span.at = <const uint8_t*> PyBytes_AS_STRING(of)

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from redpoll._http import IncomingRequest
 from redpoll._publish import Commands, Limits
+from redpoll._replies import Taker
 from redpoll._shards import Shards
 from redpoll._text import Form
 from redpoll.protocol.apps import App
@@ -18,14 +19,13 @@ class _Dateline(Protocol):
 class FastApp:
     def __init__(self, limits: Limits, keys: tuple[tuple[bytes, bytes], ...], slow_until: float) -> None: ...
 
-class Published:
+class Published(Taker):
     @property
     def left(self) -> int: ...
     @property
     def events(self) -> int: ...
     @property
     def over(self) -> bool: ...
-    def __call__(self, reply: Any) -> None: ...
     def of_each(self) -> list[Callable[[Any], None]]: ...
     def expire(self, error: Exception) -> None: ...
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
+from redpoll._replies import hand_out
 from redpoll.cluster.redis.calls import Done, LinkDown, ShardCall, Topics
 from redpoll.cluster.redis.keys import shard_of_name, shard_of_slot
 
@@ -297,33 +298,14 @@ class RedisConnection(asyncio.BufferedProtocol):
 
     def _hand_out_until(self, until: float) -> bool:
         # True: the time was over before the items were.
-        gets = self._gets
         on_push = self._owner.on_push
-        pending = self.pending
-        left = _ITEMS_PER_LOOK
         behind = False
-        while True:
-            item = gets()
-            if type(item) is hiredis.PushNotification:
-                kind = item[0]
-                if kind == b"message" or kind == b"smessage":
-                    on_push(item[1], item[2])
-                else:
-                    self._confirmed(kind, item[1])
-            elif item is _NOTHING:
+        while hand_out(self, self._gets, _NOTHING, self.pending, on_push, _ITEMS_PER_LOOK):
+            if monotonic() > until:
+                behind = True
                 break
-            elif type(item) is hiredis.ReplyError or not pending:
-                self._failed(item)
-            else:
-                pending.popleft()(item)
-            if self.lost:
-                return False
-            left -= 1
-            if left == 0:
-                left = _ITEMS_PER_LOOK
-                if monotonic() > until:
-                    behind = True
-                    break
+        if self.lost:
+            return False
         answered = self._answered
         while self._marks and self._marks[0][0] <= answered:
             self.answered_bytes = self._marks.popleft()[1]
@@ -334,8 +316,8 @@ class RedisConnection(asyncio.BufferedProtocol):
         """How many commands were answered."""
         return self.queued - (len(self.pending) - self._out_count)
 
-    def _failed(self, reply: Any) -> None:
-        """An error reply, or a reply without a command."""
+    def failed(self, reply: Any) -> None:
+        """Called by `hand_out`: an error reply, or a reply without a command."""
         if not self.pending:
             self.lose("an answer without a command")
             return
@@ -358,7 +340,9 @@ class RedisConnection(asyncio.BufferedProtocol):
         else:
             done(reply)
 
-    def _confirmed(self, kind: bytes, topic: bytes) -> None:
+    def pushed(self, push: list[Any]) -> None:
+        """Called by `hand_out`: a push that isn't a message, such as the confirmation of a SUBSCRIBE."""
+        kind, topic = push[0], push[1]
         if not kind.endswith(b"subscribe"):
             return
         entry = self.pending[0] if self.pending else None
