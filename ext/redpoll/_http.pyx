@@ -24,6 +24,7 @@ __all__ = [
     "pack_answer",
     "pack_ok",
     "pack_request",
+    "pack_rest",
     "pack_simple",
     "parse_head",
     "read_answers",
@@ -368,11 +369,11 @@ cdef bint is_stream(const uint8_t* target, Py_ssize_t size) noexcept nogil:
 def pack_simple(
     bytes data not None, uint32_t number, uint8_t flags, bytes client not None, dict places not None, client_of=None
 ):
-    """`(flags, method, message, client)` where `data` is exactly one complete request of the usual shape. The size of
-    the whole request in bytes where it is the beginning of a POST of the usual shape, the head is complete, and its
-    body has at most 16 KiB; negative if the client waits for 100 Continue. Else None.
+    """`(flags, method, message, client, missing)` where `data` is exactly one complete request of the usual shape, or
+    the beginning of a POST of it: the head is complete, and the body has at most 16 KiB. Else None.
 
-    `message` is the request for control, as pack_request makes it. `places` has the places of the header fields that
+    `message` is the request for control, as pack_request makes it, without the `missing` bytes of the body (pack_rest).
+    These are negative if the client waits for 100 Continue, and 0 of a complete request. `places` has the places of the header fields that
     control wants, by their names in lower case (http/messages.FIELDS). `client_of`: called with the value of an
     X-Forwarded-For header for the client's address; None if the peer is no trusted proxy, and the header is ignored.
 
@@ -388,7 +389,7 @@ def pack_simple(
         const uint8_t* name
         const uint8_t* value
         const uint8_t* value_end
-        Py_ssize_t name_size, target_size
+        Py_ssize_t name_size, target_size, missing = 0
         int headers = 0
         FieldKind kind
         UsualHead usual
@@ -478,9 +479,7 @@ def pack_simple(
         # What comes in large pieces is for the slower code.
         if usual.length > MAX_KEPT_BODY_BYTES or PyBytes_GET_SIZE(method) != 4:
             return None
-        if usual.expects and at == end:
-            return -(at - start + usual.length)
-        return at - start + usual.length
+        missing = usual.length - (end - at)
     elif end - at != usual.length:
         return None
     if usual.forwarded.at != NULL and client_of is not None:
@@ -499,14 +498,33 @@ def pack_simple(
     head.target_size = <uint16_t> target_size
     head.fields_size = <uint16_t> PyBytes_GET_SIZE(fields)
     head.announced = 0
-    message = PyBytes_FromStringAndSize(NULL, 4 + head.size)
+    message = PyBytes_FromStringAndSize(NULL, 4 + head.size - missing)
     to = put(<uint8_t*> PyBytes_AS_STRING(message), <const char*> &head, sizeof(RequestHead))
     to = put(to, PyBytes_AS_STRING(method), PyBytes_GET_SIZE(method))
     to = put(to, PyBytes_AS_STRING(client), PyBytes_GET_SIZE(client))
     to = put(to, <const char*> target, target_size)
     to = put(to, PyBytes_AS_STRING(fields), PyBytes_GET_SIZE(fields))
-    put(to, <const char*> at, usual.length)
-    return usual.flags, method, message, client
+    put(to, <const char*> at, usual.length - missing)
+    return usual.flags, method, message, client, -missing if usual.expects and at == end else missing
+
+
+def pack_rest(bytes beginning not None, bytes rest not None, uint32_t number):
+    """The message that begins with `beginning`, which pack_simple made, and ends with `rest` of the body; `number` is
+    its request's. ValueError if `rest` isn't all that is missing."""
+    cdef:
+        Py_ssize_t size = PyBytes_GET_SIZE(beginning), rest_size = PyBytes_GET_SIZE(rest)
+        RequestHead* head
+        bytes message
+    if size < <Py_ssize_t> sizeof(RequestHead):
+        raise ValueError("no message of pack_simple")
+    message = PyBytes_FromStringAndSize(NULL, size + rest_size)
+    head = <RequestHead*> PyBytes_AS_STRING(message)
+    memcpy(head, PyBytes_AS_STRING(beginning), size)
+    if 4 + <Py_ssize_t> head.size != size + rest_size:
+        raise ValueError(f"{rest_size} bytes of a body aren't what is missing")
+    head.number = number
+    memcpy(<char*> head + size, PyBytes_AS_STRING(rest), rest_size)
+    return message
 
 
 cdef bytes packed_field(dict places, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t size):

@@ -64,7 +64,8 @@ def pack_simple(
     client: bytes,
     places: Mapping[bytes, int],
     client_of: Callable[[bytes], bytes] | None = None,
-) -> tuple[int, bytes, bytes, bytes] | int | None: ...
+) -> tuple[int, bytes, bytes, bytes, int] | None: ...
+def pack_rest(beginning: bytes, rest: bytes, number: int) -> bytes: ...
 def pack_request(
     number: int,
     flags: int,

@@ -29,8 +29,9 @@ CLOSES, HTTP_1_0 = 4, 8
 
 
 class Usual(NamedTuple):
-    """A whole request of the usual shape. `fields` are those that control reads, names in lower case. `forwarded` is
-    the value of its X-Forwarded-For header."""
+    """A request of the usual shape. `fields` are those that control reads, names in lower case. `forwarded` is the
+    value of its X-Forwarded-For header. Of the body, `missing` bytes haven't come; negative: and the client waits for
+    100 Continue."""
 
     flags: int
     method: bytes
@@ -38,12 +39,12 @@ class Usual(NamedTuple):
     fields: list[tuple[bytes, bytes]]
     body: bytes
     forwarded: bytes | None
+    missing: int
 
 
-def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
-    """The request, where `data` is exactly one of the usual shape; the size of all of it, where it is the beginning of
-    one with a complete head, negative if it waits for 100 Continue (ext/redpoll/_http.pyx pack_simple). `wanted` are
-    the names of the fields that control reads."""
+def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | None:
+    """The request, where `data` is exactly one of the usual shape, or the beginning of one with a complete head
+    (ext/redpoll/_http.pyx pack_simple). `wanted` are the names of the fields that control reads."""
     match = _REQUEST.match(data)
     if match is None or match.end() > 16384 or match[2].startswith(b"/app/") or match[2] in (b"/", b"/healthz"):
         return None
@@ -81,9 +82,9 @@ def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
         body, size = chunk[2], len(chunk[2])
     if size > 1024 * 1024 or len(body) > size:
         return None
-    if len(body) < size:
-        whole = match.end() + size
-        return (-whole if expectations and not body else whole) if size <= 16384 and match[1] == b"POST" else None
+    missing = size - len(body)
+    if missing and (size > 16384 or match[1] != b"POST"):
+        return None
     closes = b"close" in connections or (old and not connections)
     passed = [
         (name, value)
@@ -92,7 +93,8 @@ def usual_request(data: bytes, wanted: frozenset[bytes]) -> Usual | int | None:
     ]
     flags = CLOSES * closes | HTTP_1_0 * old
     forwarded_for = by_name[b"x-forwarded-for"][0] if forwarded else None
-    return Usual(flags, match[1], match[2], passed, body, forwarded_for)
+    waits = expectations and not body
+    return Usual(flags, match[1], match[2], passed, body, forwarded_for, -missing if waits else missing)
 
 
 class LlhttpReading:

@@ -17,6 +17,7 @@ from redpoll._http import (
     IncomingRequest,
     pack_answer,
     pack_request,
+    pack_rest,
     pack_simple,
     read_answers,
     read_requests,
@@ -35,9 +36,9 @@ PLACES = {name.lower().encode(): place for place, name in enumerate(FIELDS)}
 def simple_request(data, fields):
     """`(flags, method, target, body)` of what pack_simple packed, or None. Its header fields are added to `fields`."""
     packed = pack_simple(data, 7, 0, b"192.0.2.1", PLACES)
-    if packed is None or isinstance(packed, int):
+    if packed is None or packed[4]:
         return None
-    flags, method, message, client = packed
+    flags, method, message, client, _ = packed
     assert client == b"192.0.2.1"
     read = unpack_request(message)
     assert (read.number, read.flags, read.refusal, read.method.encode(), read.client, read.announced) == (
@@ -158,6 +159,29 @@ def test_the_usual_requests_are_read_here():
     assert len(long) == 16384
     assert simple_request(long, []) is not None
     assert simple_request(long.replace(b"X-A: ", b"X-A: a"), []) is None
+
+
+@pytest.mark.parametrize("fields", [b"", b"Expect: 100-continue\r\n"], ids=["plain", "expects"])
+def test_a_request_in_pieces_becomes_the_same_message(fields):
+    head = b"POST /a HTTP/1.1\r\nHost: h\r\n%bX-Service-Key: k\r\nContent-Length: 5\r\n\r\n" % fields
+    whole = pack_simple(head + b"abcde", 9, 1, b"192.0.2.1", PLACES)
+    assert whole[4] == 0
+    for cut in range(5):
+        flags, method, beginning, client, missing = pack_simple(head + b"abcde"[:cut], 7, 1, b"192.0.2.1", PLACES)
+        assert missing == (-5 if fields and not cut else 5 - cut)
+        assert (flags, method, pack_rest(beginning, b"abcde"[cut:], 9), client) == whole[:4]
+        for wrong in (b"", b"abcde"[cut:-1], b"abcde"[cut:] + b"f"):
+            with pytest.raises(ValueError, match="aren't what is missing"):
+                pack_rest(beginning, wrong, 9)
+    with pytest.raises(ValueError, match="no message"):
+        pack_rest(b"abc", b"", 9)
+
+
+@pytest.mark.parametrize(("method", "size"), [(b"GET", 5), (b"POST", 16_385)])
+def test_a_beginning_that_is_not_kept_is_not_read_here(method, size):
+    head = b"%b /a HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (method, size)
+    assert pack_simple(head, 7, 0, b"192.0.2.1", PLACES) is None
+    assert pack_simple(head + b"a" * size, 7, 0, b"192.0.2.1", PLACES)[4] == 0
 
 
 # -- messages ---------------------------------------------------------------------------------------------------

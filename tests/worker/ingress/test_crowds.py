@@ -177,16 +177,16 @@ async def test_half_of_unfinished_bodies_is_for_callers_with_a_right_credential(
     )
     part = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n" + b"x" * 6000
     await open_from(worker, "127.0.0.2", part)
-    await wait_until(lambda: http.reading_bytes == 6000)
+    await wait_until(lambda: http.reading_bytes == len(part))
     reader, _ = await open_from(worker, "127.0.0.2", part)
     assert await status(reader) == 401
     signed = publish(body=b"x" * 9000)
     for _ in range(2):
         reader, writer = await open_from(worker, "127.0.0.2", signed[:-2000])
-        await wait_until(lambda: http.reading_bytes > 6000)
+        await wait_until(lambda: http.reading_bytes > len(part))
         writer.write(signed[-2000:])
         assert await status(reader) == 200
-        await wait_until(lambda: http.reading_bytes == 6000)
+        await wait_until(lambda: http.reading_bytes == len(part))
 
 
 async def test_out_of_descriptors_silent_connections_make_room_and_a_back_end_stays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final
@@ -13,7 +12,6 @@ __all__ = ["ClientAddresses"]
 
 # An X-Forwarded-For header up to this size is remembered with the address in it.
 _MAX_REMEMBERED_BYTES: Final = 128
-_FORWARDED_FOR: Final = re.compile(rb"\r\nx-forwarded-for:[ \t]*([^\r]*)\r\n", re.IGNORECASE).search
 
 
 class ClientAddresses:
@@ -31,14 +29,6 @@ class ClientAddresses:
     def reader(self, peer: str) -> Callable[[bytes], bytes] | None:
         """Takes the client's address from an X-Forwarded-For header of this peer. None: the peer isn't trusted."""
         return partial(self._forwarded, peer) if self._trusted.trusts(peer) else None
-
-    def in_head(self, peer: str, data: bytes) -> str:
-        """The client's address, by the head at the beginning of `data`, which has at most one X-Forwarded-For."""
-        client_of = self.reader(peer)
-        if client_of is None:
-            return peer
-        found = _FORWARDED_FOR(data, 0, data.index(b"\r\n\r\n") + 2)
-        return peer if found is None else client_of(found[1]).decode()
 
     def _forwarded(self, peer: str, forwarded_for: bytes) -> bytes:
         is_long = len(forwarded_for) > _MAX_REMEMBERED_BYTES

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from redpoll._http import pack_simple
+from redpoll._http import pack_rest, pack_simple
 from redpoll.http.connection import CONTINUE_LINE, State
 from redpoll.http.errors import ALIVE, TOO_MANY_OF_ADDRESS, alive_response, closing, error_response, upgrade_wanted
 from redpoll.http.head import FieldTable
@@ -50,6 +50,8 @@ _IDLE = State.IDLE
 MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
+# Flags, method, message, client's address, bytes that are missing (pack_simple).
+Packed = tuple[int, bytes, bytes, bytes, int]
 _NO_ROOM: Final = "this server has as many HTTP connections as it takes; send the request again"
 
 
@@ -66,9 +68,8 @@ class PublicConnection(ReadingConnection):
     # The number of the request that control has, or had last. A later request may have been read meanwhile.
     _number = 0
 
-    # The beginning of a request of the usual shape, and the size of all of it.
-    _beginning = b""
-    _whole_size = 0
+    # The beginning of a request of the usual shape, and what pack_simple made of it.
+    _kept: tuple[bytes, Packed] | None = None
 
     def __init__(self, http: HttpRequests, connection: Connection, peer: str, secure: int) -> None:
         super().__init__(http, connection, peer, secure)
@@ -81,23 +82,23 @@ class PublicConnection(ReadingConnection):
     # -- requests and answers ------------------------------------------------------------------------------
 
     def _begin_whole(self, data: bytes) -> bool:
+        link = self._server.link
+        packed = pack_simple(data, link.next_number, self._secure, self._client, _KINDS, self._client_of)
+        if packed is None:
+            return False
+        flags, method, message, client, missing = packed
+        return self._keep(data, packed) if missing else self._pass_on(flags, method, message, client)
+
+    def _pass_on(self, flags: int, method: bytes, message: bytes, client: bytes) -> bool:
+        """Send a whole request of the usual shape to control, as nearly all are. False: the reader decides about it."""
         http = self._server
         link = http.link
         if not (link.ready or link.is_open()) or len(link.awaited) >= (
             http.max_requests if self.authenticated else http.max_strange_requests
         ):
             return False
-        simple = pack_simple(data, link.next_number, self._secure, self._client, _KINDS, self._client_of)
-        if simple is None:
+        if not self.authenticated and not self._reserve(client):
             return False
-        if isinstance(simple, int):
-            return self._keep(data, simple)
-        flags, method, message, client = simple
-        if not self.authenticated and not http.strangers.reserve(
-            self.stream, self.peer if client is self._client else client.decode()
-        ):
-            return False
-        # One whole request of the usual shape: nearly all of them come so.
         self._sent_flags, self._sent_method = flags, method
         self.state = _ANSWER
         self._number = link.send_packed(self, message)
@@ -106,53 +107,55 @@ class PublicConnection(ReadingConnection):
             self.stream.end_reading()
         return True
 
-    def _keep(self, data: bytes, size: int) -> bool:
-        """Wait for the rest of a request of `size` bytes, as libraries in Python and .NET send it; negative: its client
-        waits for 100 Continue. False: the reader decides whether there is room."""
+    def _keep(self, data: bytes, packed: Packed) -> bool:
+        """Wait for the rest of a request of the usual shape, as libraries in Python and .NET send it, and let clients
+        that ask for that go on. False: the reader decides whether there is room."""
         http = self._server
-        body_bytes = len(data) - data.index(b"\r\n\r\n") - 4
+        client, missing = packed[3:]
         limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
-        if http.reading_bytes + body_bytes > limit or not (
-            self.authenticated or http.strangers.reserve(self.stream, http.client_addresses.in_head(self.peer, data))
-        ):
+        # Its head counts too.
+        if http.reading_bytes + len(data) > limit or not (self.authenticated or self._reserve(client)):
             return False
-        if size < 0:
+        if missing < 0:
             self.stream.write_http(CONTINUE_LINE)
-        self._beginning, self._whole_size = data, abs(size)
-        self._counted_bytes = body_bytes
-        http.reading_bytes += body_bytes
+        self._kept = data, packed
+        self._counted_bytes = len(data)
+        http.reading_bytes += len(data)
         self.state = _BODY
         http.wait(self.stream, http.body_timeout_s)
         return True
 
+    def _reserve(self, client: bytes) -> bool:
+        address = self.peer if client is self._client else client.decode()
+        return self._server.strangers.reserve(self.stream, address)
+
     def _read(self, data: bytes) -> None:
-        beginning = self._beginning
-        if beginning:
-            data = beginning + data
-            more = len(data) - len(beginning)
-            http = self._server
-            if len(data) < self._whole_size and http.reading_bytes + more <= http.max_strange_reading_bytes:
-                self._beginning = data
+        if self._kept is not None:
+            beginning, (flags, method, message, client, missing) = self._kept
+            http, more, missing = self._server, len(data), abs(missing)
+            if more < missing and http.reading_bytes + more <= http.max_strange_reading_bytes:
+                self._kept = beginning + data, (flags, method, message + data, client, missing - more)
                 self._counted_bytes += more
                 http.reading_bytes += more
                 return
-            self._beginning = b""
-            if len(data) == self._whole_size:
+            self._kept = None
+            if more == missing:
                 self._uncount_body()
-                if self._begin_whole(data):
+                if self._pass_on(flags, method, pack_rest(message, data, http.link.next_number), client):
                     return
+            data = beginning + data
         super()._read(data)
 
     def late(self) -> None:
-        if self._beginning:
+        if self._kept is not None:
             # What is left to do is the reader's: it has the head for control.
-            beginning, self._beginning = self._beginning, b""
+            (beginning, _), self._kept = self._kept, None
             self._uncount_body()
             self._reader.read(beginning)
         super().late()
 
     def _forget(self) -> None:
-        self._beginning = b""
+        self._kept = None
         super()._forget()
 
     def _answer_here(self, request: ParsedRequest) -> bytes | None:
