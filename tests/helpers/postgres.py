@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from glob import glob
 from itertools import count
 from pathlib import Path
@@ -63,29 +66,37 @@ class PostgresServer:
             try:
                 self.execute("postgres", "SELECT 1")
                 return
-            except (OSError, asyncpg.CannotConnectNowError):
-                if time.monotonic() > deadline:
+            except (OSError, asyncpg.CannotConnectNowError) as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    error.add_note((self.folder / "log").read_text()[-2000:])
                     raise
                 time.sleep(0.01)
 
     def kill(self) -> None:
         """Kills it with all its processes, as a power loss would, and waits until they have ended."""
         assert self._process is not None
-        group = self._process.pid
-        os.killpg(group, signal.SIGKILL)
-        self._process.wait()
+        # First: it starts no more of them.
+        self._process.send_signal(signal.SIGSTOP)
+        with _watched(_children(self._process.pid)) as children:
+            _send(signal.SIGKILL, children)
+            self._process.kill()
+            self._process.wait()
+            for descriptor in children:
+                select.select([descriptor], [], [])
         self._process = None
-        while _group_exists(group):
-            time.sleep(0.002)
 
     def pause(self) -> None:
         """Stops all its processes: connections stay open and nothing answers."""
-        assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._process.send_signal(number)
+        with _watched(_children(self._process.pid)) as children:
+            _send(number, children)
 
     def make_standby(self) -> None:
         """After the next start it is a standby: it answers reads, takes no changes, and has no primary to follow."""
@@ -136,9 +147,32 @@ async def _migrate(url: str) -> None:
     await (await Store.open(url)).close()
 
 
-def _group_exists(group: int) -> bool:
+def _children(parent: int) -> list[int]:
+    """PostgreSQL's processes are children of the first one, each in a session of its own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # Behind the name, which is in parentheses: state, parent.
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
+
+
+@contextmanager
+def _watched(processes: list[int]) -> Iterator[list[int]]:
+    """Descriptors of those that haven't ended; each is readable once its process has."""
+    descriptors = []
+    for process in processes:
+        with suppress(ProcessLookupError):
+            descriptors.append(os.pidfd_open(process))
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _send(number: signal.Signals, descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
