@@ -51,7 +51,7 @@ MAX_REQUESTS: Final = 4096
 # A connection whose caller has authenticated makes room only after it has been idle for this long, and last.
 _SPARED_S: Final = 10.0
 # Flags, method, message, client's address, bytes that are missing (pack_simple).
-Packed = tuple[int, bytes, bytes, bytes, int]
+_Packed = tuple[int, bytes, bytes, bytes, int]
 _NO_ROOM: Final = "this server has as many HTTP connections as it takes; send the request again"
 
 
@@ -69,7 +69,7 @@ class PublicConnection(ReadingConnection):
     _number = 0
 
     # The beginning of a request of the usual shape, and what pack_simple made of it.
-    _kept: tuple[bytes, Packed] | None = None
+    _kept: tuple[bytes, _Packed] | None = None
 
     def __init__(self, http: HttpRequests, connection: Connection, peer: str, secure: int) -> None:
         super().__init__(http, connection, peer, secure)
@@ -107,7 +107,7 @@ class PublicConnection(ReadingConnection):
             self.stream.end_reading()
         return True
 
-    def _keep(self, data: bytes, packed: Packed) -> bool:
+    def _keep(self, data: bytes, packed: _Packed) -> bool:
         """Wait for the rest of a request of the usual shape, as libraries in Python and .NET send it, and let clients
         that ask for that go on. False: the reader decides whether there is room."""
         http = self._server
