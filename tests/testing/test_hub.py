@@ -68,7 +68,8 @@ async def test_a_cached_event_comes_before_the_count_and_after_a_gap():
             late.send({"event": "pusher:subscribe", "data": {"channel": "cache-a", **asked}})
             await late.next(COUNT)
             names = [frame["event"] for frame in late.frames if frame.get("channel") == "cache-a"]
-            assert names == ["pusher_internal:subscription_succeeded", "n", COUNT]
+            # Another count may follow, of the subscription before.
+            assert names[:3] == ["pusher_internal:subscription_succeeded", "n", COUNT]
 
 
 async def test_a_rule_that_is_added_gives_open_subscriptions_a_position():
