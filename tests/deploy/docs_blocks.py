@@ -6,6 +6,7 @@ A block's title is the name of a file. Blocks use `ID`, `KEY`, `SECRET` and the 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import tempfile
@@ -93,7 +94,7 @@ async def running(*command: object, **environment: str) -> AsyncIterator[Process
         *words,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", **environment},
+        env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **environment},
     )
     try:
         yield Process(process)
