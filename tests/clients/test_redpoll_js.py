@@ -415,7 +415,8 @@ async def test_a_stopped_answer_is_marked_on_each_page(site: Site, browser: Brow
         await ask(first, "stop")
         for page in (first, second):
             await expect(answers(page, "streaming")).to_contain_text("3 ")
-        await second.get_by_role("button", name="Stop").click()
+        # The text grows while the button is held.
+        await second.get_by_role("button", name="Stop").click(delay=300)
         for page in (first, second):
             await expect(answers(page, "cancelled")).to_contain_text("Stopped.")
             assert site.said("stop").startswith(await text_of(answers(page, "cancelled")))

@@ -64,7 +64,7 @@ function Conversation({ id, stored, transport }) {
 
   const isBusy = status === "streaming" || status === "submitted";
   return (
-    <main>
+    <main style={{ paddingBottom: "3rem" }}>
       {messages.map((message, number) => {
         const state = stateOf(message, number === messages.length - 1, status);
         return (
@@ -76,7 +76,8 @@ function Conversation({ id, stored, transport }) {
         );
       })}
       {error && <p role="alert">{error.message}</p>}
-      <form onSubmit={send}>
+      {/* It stays where it is while an answer grows: a click on a button that moves is lost. */}
+      <form onSubmit={send} style={{ position: "fixed", bottom: "1rem" }}>
         <input aria-label="Message" value={text} onChange={(event) => setText(event.target.value)} />
         <button disabled={isBusy || !text}>Send</button>
         <button type="button" disabled={!isBusy} onClick={() => fetch(`/api/chats/${id}/stop`, { method: "POST" })}>
