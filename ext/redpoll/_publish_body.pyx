@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from redpoll._publish cimport Call, Event
-from redpoll._text cimport Span, hex_digit, is_literal, is_utf8, plain_chars, put
+from redpoll._text cimport HIGH_BITS, LOW_BITS, Span, hex_digit, is_literal, is_utf8, plain_chars, put
 
 
 cdef struct Json:
@@ -59,12 +59,11 @@ cdef bint read_plain(Json* json, Span* text) noexcept nogil:
 cdef inline uint64_t is_special(const uint8_t* at) noexcept nogil:
     """Not 0 if one of eight bytes is a quote, a backslash, below 0x20 or above 0x7F. No such byte is missed."""
     cdef:
-        uint64_t word, ones = 0x0101010101010101, high = 0x8080808080808080
-        uint64_t quote, back
+        uint64_t word, quote, back
     memcpy(&word, at, 8)
-    quote = word ^ (ones * 0x22)
-    back = word ^ (ones * 0x5C)
-    return ((word - ones * 0x20) | (quote - ones) | (back - ones) | word) & high
+    quote = word ^ (LOW_BITS * 0x22)
+    back = word ^ (LOW_BITS * 0x5C)
+    return ((word - LOW_BITS * 0x20) | (quote - LOW_BITS) | (back - LOW_BITS) | word) & HIGH_BITS
 
 
 cdef int hex_unit(const uint8_t* at, const uint8_t* end) noexcept nogil:

@@ -1,7 +1,7 @@
 """From what hiredis has parsed to those who wait for it: a message to a function, a reply to the oldest call without one.
 
-Each publish has a reply, and a worker gets each event as a push. Handed out by Python, a reply costs the control plane
-0.09 us more, of 2.7 for a publish. cluster/redis/connection.py says what waits.
+Each publish has a reply, and a worker gets each event as a push. This loop isn't Python's, because the reply to a
+publish costs a third less so (bench/parts/replies.py). cluster/redis/connection.py says what waits.
 """
 
 import hiredis

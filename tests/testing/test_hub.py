@@ -69,7 +69,8 @@ async def test_a_cached_event_comes_before_the_count_and_after_a_gap():
             await late.next(COUNT)
             names = [frame["event"] for frame in late.frames if frame.get("channel") == "cache-a"]
             # Another count may follow, of the subscription before.
-            assert names[:3] == ["pusher_internal:subscription_succeeded", "n", COUNT]
+            assert names[:2] == ["pusher_internal:subscription_succeeded", "n"]
+            assert set(names[2:]) == {COUNT}
 
 
 async def test_a_rule_that_is_added_gives_open_subscriptions_a_position():

@@ -48,8 +48,9 @@ _TABLES: Final = (
     "CREATE TABLE position (stream_id TEXT NOT NULL)",
     "INSERT INTO position VALUES ('0-0')",
 )
-# A batch fills many pages, and each costs system calls for the -wal and for the file: with SQLite's 4 KiB they cost
-# 0.47 us for each call, with these 0.27. A file that has smaller ones keeps them. A -wal of 4 MiB is written back.
+# A batch fills many pages, and each costs system calls for the -wal and for the file: with SQLite's 4 KiB, a call costs
+# the log a third more (bench/parts/log_pages.py). Larger ones would gain little, and each write of a quiet server fills
+# some. A file that has smaller ones keeps them. A -wal of 4 MiB is written back.
 _PRAGMAS: Final = (
     "page_size=16384",
     "journal_mode=WAL",

@@ -40,3 +40,17 @@ class Withheld:
         self._pages.history = self.history
         for args in self.waiting:
             self.history.page(*args)
+
+
+async def continuing(bench: Any, worker: Any, channel: str, count: int) -> tuple[Any, dict[str, Any], Withheld]:
+    """A client that joins again where `count` messages are to be replayed, its position, and the pages that it waits
+    for."""
+    first = await bench.client(worker, query=RECOVER)
+    since = position_of(await first.subscribe(channel))
+    await bench.publish_numbers(channel, range(count))
+    await first.events(count)
+    withheld = Withheld(worker)
+    client = await bench.client(worker, query=RECOVER)
+    await client.ask(channel, since=since)
+    await bench.settled(worker, lambda: withheld.waiting)
+    return client, since, withheld

@@ -4,7 +4,7 @@ import hiredis
 
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
-from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, data_of, position_of
+from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, continuing, data_of, position_of
 
 COUNT = "pusher_internal:subscription_count"
 
@@ -16,21 +16,6 @@ async def frames_of(client, count: int) -> list[tuple[str, ...]]:
         (frame["event"],) if frame["event"].startswith("pusher") else (frame["event"], frame["data"])
         for frame in frames
     ]
-
-
-async def continuing(bench):
-    """A client that continues where it left the cache channel, its position, and the pages that it waits for."""
-    worker = await bench.start()
-    await bench.keep("cache-")
-    client = await bench.client(worker, query=RECOVER)
-    since = position_of(await client.subscribe("cache-a"))
-    await bench.publish_numbers("cache-a", range(3))
-    await client.events(3)
-    withheld = Withheld(worker)
-    again = await bench.client(worker, query=RECOVER)
-    await again.ask("cache-a", since=since)
-    await bench.settled(worker, lambda: withheld.waiting)
-    return again, since, withheld
 
 
 class TestGap:
@@ -78,7 +63,9 @@ class TestGap:
         await again.nothing_more()
 
     async def test_the_history_is_cleared_during_the_replay(self, bench):
-        again, since, withheld = await continuing(bench)
+        worker = await bench.start()
+        await bench.keep("cache-")
+        again, since, withheld = await continuing(bench, worker, "cache-a", 3)
         await History(bench.bus.link, Keys()).clear("1", "cache-a")
         success = data_of(await again.until(SUCCEEDED))
         assert success["recovered"] is False
@@ -88,7 +75,9 @@ class TestGap:
         await again.nothing_more()
 
     async def test_the_rule_is_removed_during_the_replay(self, bench):
-        again, _, withheld = await continuing(bench)
+        worker = await bench.start()
+        await bench.keep("cache-")
+        again, _, withheld = await continuing(bench, worker, "cache-a", 3)
         await bench.change(history=())
         withheld.go_on()
         assert data_of(await again.until(SUCCEEDED)) == {"recovered": False}

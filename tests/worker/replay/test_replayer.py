@@ -10,7 +10,7 @@ import websockets
 
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
-from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, data_of, position_of
+from worker.replay.replays import RECOVER, SUCCEEDED, Withheld, continuing, data_of, position_of
 
 ADDED = "pusher_internal:member_added"
 
@@ -520,14 +520,7 @@ class TestLiveEventsWait:
         worker = await bench.start()
         await bench.keep()
         await bench.change(subscription_count=True)
-        first = await bench.client(worker, query=RECOVER)
-        since = position_of(await first.subscribe("stored-a"))
-        await bench.publish_numbers("stored-a", range(2))
-        await first.events(2)
-        withheld = Withheld(worker)
-        client = await bench.client(worker, query=RECOVER)
-        await client.ask("stored-a", since=since)
-        await bench.settled(worker, lambda: withheld.waiting)
+        client, _, withheld = await continuing(bench, worker, "stored-a", 2)
         await bench.client(worker)
         await client.nothing_more()
         withheld.go_on()

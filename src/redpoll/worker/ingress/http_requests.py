@@ -108,8 +108,8 @@ class PublicConnection(ReadingConnection):
         return True
 
     def _keep(self, data: bytes, packed: _Packed) -> bool:
-        """Wait for the rest of a request of the usual shape, as libraries in Python and .NET send it, and let clients
-        that ask for that go on. False: the reader decides whether there is room."""
+        """Wait for the rest of a request of the usual shape, as libraries in Python and .NET send it; 100 Continue is
+        sent if the client waits for it. False: the reader decides whether there is room."""
         http = self._server
         client, missing = packed[3:]
         limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
