@@ -38,6 +38,15 @@ async def test_old_and_excess_deliveries_are_removed_but_not_unfinished_ones(con
     assert len(await rows.attempts_at(connection, numbers["d5"])) == 1
 
 
+async def test_the_newest_stay_also_of_many_that_were_finished_at_the_same_time(connection):
+    numbers = await put(connection, *(row(f"d{number}") for number in range(8)))
+    await rows.discard(connection, list(numbers.values()), 20.0)
+    while await old_deliveries.remove_finished(connection, "e1", keep=3, older_than=0.0, before=99.0):
+        pass
+    left = await rows.find(connection, ("e1",), rows.STATES, 99)
+    assert {delivery.id for delivery in left} == {"d5", "d6", "d7"}
+
+
 async def test_oldest_dead_letters_are_removed_but_not_recent_ones(connection):
     numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
     failed = [result(numbers[f"d{number}"], "failed", 20.0 + number) for number in range(6)]

@@ -27,10 +27,15 @@ async def remove_finished(
     removed = 0
     for state in ("delivered", "discarded"):
         which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
-        newest = sa.select(deliveries.c.at).where(which).order_by(deliveries.c.at.desc()).offset(keep).limit(1)
-        beyond: float | None = (await connection.execute(newest)).scalar_one_or_none()
-        upto = min(before, older_than if beyond is None else max(older_than, beyond))
-        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= upto).limit(BATCH)
+        newest = sa.select(deliveries.c.at, deliveries.c.number).where(which)
+        newest = newest.order_by(deliveries.c.at.desc(), deliveries.c.number.desc())
+        first_too_many = (await connection.execute(newest.offset(keep).limit(1))).first()
+        is_old = deliveries.c.at <= older_than
+        if first_too_many is not None:
+            # Many may have been finished at the same time.
+            at, number = first_too_many
+            is_old |= (deliveries.c.at < at) | ((deliveries.c.at == at) & (deliveries.c.number <= number))
+        old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= before, is_old).limit(BATCH)
         statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(statement)).rowcount
     return removed

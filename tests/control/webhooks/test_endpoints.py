@@ -1,6 +1,7 @@
 """Webhook endpoints: allowed values, chosen events and channels, changes and what workers learn of them, pins."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,6 +13,8 @@ from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints
 from redpoll.control.webhooks.sender import Sender
 from redpoll.control.webhooks.wanted import wants
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store.audit import Actor
+from redpoll.store.errors import StoreUnavailable
 
 URL = "https://example.com/hook"
 
@@ -31,6 +34,20 @@ async def endpoints(store, records, sender, clock):
     return made
 
 
+@pytest.fixture
+def read_again(store):
+    """`await read_again()`: the endpoints as another process reads them from the store."""
+
+    async def read():
+        records = Records(store)
+        await records.load()
+        again = Endpoints(store, records, lambda: None, lambda: 0.0)
+        await again.load()
+        return again
+
+    return read
+
+
 async def create(endpoints, app_id=APP, url=URL, events=("all",), format="service", channels=(), pin=False, **more):
     return await endpoints.create(app_id, url, events, format, channels, pin, **more)
 
@@ -38,7 +55,7 @@ async def create(endpoints, app_id=APP, url=URL, events=("all",), format="servic
 # -- changes
 
 
-async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, store, records, sender, clock):
+async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, read_again):
     endpoint = await create(endpoints, events=("client_event", "client_event"), channels=("room-",), format="pusher")
     assert (endpoint.enabled, endpoint.events, endpoint.channels, endpoint.created_at) == (
         True,
@@ -47,9 +64,7 @@ async def test_new_endpoint_is_enabled_has_a_secret_and_is_stored(endpoints, sto
         NOW_S,
     )
     assert len(endpoint.secret) == 40
-    again = Endpoints(store, records, lambda: sender, clock)
-    await again.load()
-    assert again.of_app(APP) == (endpoint,)
+    assert (await read_again()).of_app(APP) == endpoints.of_app(APP) == (endpoint,)
     assert endpoints.of_app(OTHER) == ()
 
 
@@ -92,7 +107,7 @@ async def test_endpoint_is_known_before_workers_write_rows_for_it(endpoints, rec
     assert seen == [[True], [True]]
 
 
-async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpoints, store, records, monkeypatch):
+async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpoints, records, read_again):
     endpoint = await create(endpoints)
 
     async def fail(*_change):
@@ -110,10 +125,67 @@ async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpo
             await asyncio.sleep(0.0005)
         change.cancel()
         await asyncio.gather(change, return_exceptions=True)
-        again = Endpoints(store, records, lambda: None, lambda: 0.0)
-        monkeypatch.setattr(records, "set_hooks", lambda _hooks: None)
-        await again.load()
-        assert endpoints.of_app(APP) == again.of_app(APP)
+        assert endpoints.of_app(APP) == (await read_again()).of_app(APP)
+
+
+async def test_refused_changes_undo_no_other_change_in_memory(endpoints, read_again):
+    """A refused change read the store again without the lock, and put older endpoints over a newer one."""
+
+    def refuse():
+        raise RecordError("changed meanwhile")
+
+    endpoint = await create(endpoints)
+    for number in range(10):
+        refused = [endpoints.rotate(endpoint.id, by=Actor("test", condition=refuse)) for _ in range(3)]
+        changes = [create(endpoints, url=f"{URL}/{number}"), endpoints.set_enabled(endpoint.id, number % 2 == 1)]
+        await asyncio.gather(*refused, *changes, return_exceptions=True)
+        assert {*endpoints.every()} == {*(await read_again()).every()}
+    assert len(endpoints.of_app(APP)) == 11
+
+
+@pytest.fixture
+def broken_commit(store, monkeypatch):
+    """`broken_commit(committed=…)`: the next change of the store fails at its end, and so does the read after it."""
+    change, reading = store.change, store.reading
+
+    def break_it(committed):
+        @asynccontextmanager
+        async def changing():
+            monkeypatch.setattr(store, "change", change)
+            async with change() as connection:
+                yield connection
+                if not committed:
+                    raise StoreUnavailable("the connection was lost")
+            raise StoreUnavailable("the connection was lost")
+
+        @asynccontextmanager
+        async def failing():
+            monkeypatch.setattr(store, "reading", reading)
+            raise StoreUnavailable("it is away")
+            yield
+
+        monkeypatch.setattr(store, "change", changing)
+        monkeypatch.setattr(store, "reading", failing)
+
+    return break_it
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_change_whose_commit_fails_is_in_memory_only_if_it_is_in_the_store(
+    endpoints, records, read_again, broken_commit, committed
+):
+    """It stayed in memory when the store was away: deliveries of an endpoint that existed were discarded."""
+    deleted, other = await create(endpoints), await create(endpoints)
+    hooks = records.apps[APP].hooks
+    broken_commit(committed)
+    with pytest.raises(StoreUnavailable):
+        await endpoints.delete(deleted.id)
+    # Until the store answers, nothing has changed.
+    assert endpoints.of_app(APP) == (deleted, other)
+    await endpoints.rotate(other.id)
+    assert {*endpoints.every()} == {*(await read_again()).every()}
+    assert {one.id for one in endpoints.of_app(APP)} == ({other.id} if committed else {deleted.id, other.id})
+    assert records.apps[APP].hooks == hooks
 
 
 async def test_previous_secret_is_valid_for_a_day(endpoints, clock):
@@ -235,12 +307,10 @@ async def test_pinning_takes_the_certificate_that_the_receiver_shows_now(endpoin
         assert receiver.requests == []
 
 
-async def test_batch_is_stored_changed_and_goes_with_the_pusher_format_only(endpoints, store, records, sender, clock):
+async def test_batch_is_stored_changed_and_goes_with_the_pusher_format_only(endpoints, read_again):
     endpoint = await create(endpoints, format="pusher", batch=True)
     assert not (await create(endpoints)).batch
-    again = Endpoints(store, records, lambda: sender, clock)
-    await again.load()
-    assert again.get(endpoint.id).batch
+    assert (await read_again()).get(endpoint.id).batch
     with pytest.raises(RecordError, match="only a webhook in the format pusher can batch events"):
         await endpoints.change(endpoint.id, format="service")
     changed = await endpoints.change(endpoint.id, format="service", batch=False)
@@ -265,6 +335,34 @@ async def test_changing_the_url_of_a_pinned_endpoint_pins_the_new_certificate(en
         assert (await endpoints.change(endpoint.id, receiver.url, ("cache.miss",), None, None)).pin == endpoint.pin
         changed = await endpoints.change(endpoint.id, moved.url, None, None, None)
         assert changed.pin not in (endpoint.pin, "")
+
+
+async def test_new_url_and_pin_at_the_same_time_exclude_each_other(endpoints, tls, monkeypatch):
+    """The new URL had the certificate of the old one: every delivery failed."""
+    trusting = endpoints._sender()
+    fingerprint = trusting.fingerprint
+    async with Receiver(tls=tls[0]) as receiver, Receiver(tls=tls[1]) as moved:
+        endpoint = await create(endpoints, url=receiver.url)
+
+        async def moved_meanwhile(url):
+            monkeypatch.setattr(trusting, "fingerprint", fingerprint)
+            await endpoints.change(endpoint.id, moved.url)
+            return await fingerprint(url)
+
+        monkeypatch.setattr(trusting, "fingerprint", moved_meanwhile)
+        with pytest.raises(RecordError, match="the webhook's URL was changed at the same time"):
+            await endpoints.pin(endpoint.id)
+        await endpoints.pin(endpoint.id)
+
+        async def unpinned_meanwhile(url):
+            monkeypatch.setattr(trusting, "fingerprint", fingerprint)
+            await endpoints.unpin(endpoint.id)
+            return await fingerprint(url)
+
+        monkeypatch.setattr(trusting, "fingerprint", unpinned_meanwhile)
+        with pytest.raises(RecordError, match="was pinned or unpinned at the same time"):
+            await endpoints.change(endpoint.id, receiver.url)
+        assert endpoints.get(endpoint.id).url == moved.url
 
 
 async def test_endpoint_is_unchanged_if_its_certificate_cannot_be_read(endpoints, tls):

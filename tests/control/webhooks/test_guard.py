@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.receiver import Receiver, status
+from redpoll.control.webhooks.client import MAX_LOOKUPS, MAX_SLOW_LOOKUPS, Resolver
 from redpoll.control.webhooks.guard import AddressRefused, Guard, is_own, literal_address, look_up
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.sender import PinUnavailable, Sender, Target
@@ -409,6 +410,30 @@ async def test_lookups_run_in_daemon_threads_and_do_not_block_each_other(monkeyp
     assert daemons == [True] * 20
     release.set()
     assert {type(error) for error in await asyncio.gather(*silent, return_exceptions=True)} == {socket.gaierror}
+
+
+async def test_names_that_were_slow_leave_lookups_to_the_others():
+    """A hundred names whose servers are silent had all lookups, and deliveries to other names ended unsent."""
+    asked, release = [], asyncio.Event()
+
+    async def silent_or_quick(host):
+        asked.append(host)
+        if host.startswith("silent"):
+            await release.wait()
+        return [PUBLIC]
+
+    resolver = Resolver(Guard(), silent_or_quick, slow_after_s=0.0)
+    names = [f"silent{number}.example" for number in range(MAX_LOOKUPS)]
+    release.set()
+    await asyncio.gather(*map(resolver.resolve, names))
+    release.clear()
+    asked.clear()
+    waiting = [asyncio.create_task(resolver.resolve(name)) for name in names]
+    await asyncio.wait_for(resolver.resolve("quick.example"), 60)
+    assert len(asked) == MAX_SLOW_LOOKUPS + 1
+    release.set()
+    await asyncio.gather(*waiting)
+    assert sorted(asked) == sorted([*names, "quick.example"])
 
 
 async def test_name_with_a_label_that_is_too_long_has_no_address():

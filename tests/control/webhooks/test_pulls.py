@@ -139,9 +139,8 @@ async def test_acknowledged_deliveries_make_room_at_once_also_those_that_another
     """Deliveries were dropped although none waited: the bound was counted again only every five seconds."""
     box = Box()
     webhooks = await make_webhooks(box, webhook_max_waiting=1_000)
-    other = await make_webhooks()
     await webhooks.endpoints.create(APP, None)
-    await other.load()
+    other = await make_webhooks()
 
     async def fill(prefix, count):
         box.put(*(transition(channel=f"private-{prefix}{n}") for n in range(count)))

@@ -10,6 +10,7 @@ from redpoll.control.webhooks.results import Results
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Result
+from redpoll.store.store import versions
 from redpoll.store.webhooks import Endpoint
 
 
@@ -68,8 +69,6 @@ async def test_results_are_kept_while_the_store_fails(store, numbers, monkeypatc
     assert (results.unwritten, reported) == (3, [])
     assert await results.write()
     assert (results.unwritten, len(reported)) == (0, 3)
-    async with store.reading() as connection:
-        assert (await endpoint_rows.find_by_id(connection, "e1")).failing_since == 7.0
 
 
 async def test_stop_writes_all_results(store, numbers):
@@ -94,11 +93,43 @@ async def test_stop_does_not_wait_for_a_failing_store(store, numbers, monkeypatc
     assert results.unwritten == 1
 
 
-async def test_last_failing_state_of_an_endpoint_is_written(store, numbers):
+async def failing_since(store):
+    async with store.reading() as connection:
+        return (await endpoint_rows.find_by_id(connection, "e1")).failing_since
+
+
+async def test_last_failing_state_of_an_endpoint_is_written(store, numbers, wait_until):
     results = Results(store, lambda _results: None)
+    writing = asyncio.create_task(results.run())
     results.put_failing("e1", 7.0)
     results.put_failing("e1", None)
     results.put_failing("e1", 9.0)
-    assert await results.write()
-    async with store.reading() as connection:
-        assert (await endpoint_rows.find_by_id(connection, "e1")).failing_since == 9.0
+    while await failing_since(store) != 9.0:
+        await asyncio.sleep(0.005)
+    results.stop()
+    await writing
+
+
+async def test_an_endpoint_that_fails_now_and_then_changes_the_version_seldom(store, numbers):
+    """Intake takes nothing while others change the records: with each flip it waited."""
+
+    async def version():
+        async with store.reading() as connection:
+            return (await versions(connection)).records
+
+    results = Results(store, lambda _results: None, failing_every_s=3_600.0)
+    writing = asyncio.create_task(results.run())
+    before = await version()
+    results.put_failing("e1", 1.0)
+    while await version() == before:
+        await asyncio.sleep(0.005)
+    for number in range(20):
+        results.put_failing("e1", None if number % 2 else float(number))
+        results.put(delivered(numbers[number]))
+        while results.unwritten:
+            await asyncio.sleep(0.001)
+    assert await version() == before + 1
+    results.put_failing("e1", 99.0)
+    results.stop()
+    await writing
+    assert (await version(), await failing_since(store)) == (before + 2, 99.0)

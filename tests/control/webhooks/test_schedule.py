@@ -8,8 +8,8 @@ import pytest
 from control.webhooks.scheduled import RETRIES, World
 from control.webhooks.transitions import NOW_S
 from helpers.receiver import OK, Receiver, hang, status
-from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
 
 BROKEN = status(500, "Internal Server Error")
 
@@ -219,15 +219,36 @@ async def test_failing_since_is_set_by_the_first_failure_and_reset_by_a_success(
     assert world.endpoints.get(endpoint.id).failing_since == NOW_S
     world.later(endpoint, 10)
     await world.wait_state(one, "waiting", 2)
-    again = Endpoints(world.store, world.records, lambda: world.sender, world.clock)
-    await again.load()
-    assert again.get(endpoint.id).failing_since == NOW_S
+
+    async def stored():
+        async with world.store.reading() as connection:
+            return (await endpoint_rows.find_by_id(connection, endpoint.id)).failing_since
+
+    while await stored() != NOW_S:
+        await asyncio.sleep(0.01)
     receiver.answer = OK
     world.later(endpoint, 60)
     await world.wait_state(one, "delivered", 3)
     assert world.endpoints.get(endpoint.id).failing_since is None
-    await again.load()
-    assert again.get(endpoint.id).failing_since is None
+    # It is written at the end at the latest.
+    await world.end()
+    assert await stored() is None
+
+
+async def test_attempt_that_raises_is_repeated_like_any_other(world, receiver, monkeypatch):
+    """Without an outcome, the delivery waited until the next process."""
+    endpoint = await world.endpoint(receiver.url)
+
+    async def fail(*_):
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(world.sender, "attempt", fail)
+    (one,) = await world.put(endpoint, "room")
+    _, (attempt,) = await world.wait_state(one, "waiting", 1)
+    assert (attempt.outcome, attempt.status) == ("internal", None)
+    world.later(endpoint, 10)
+    await world.wait_state(one, "delivered", 2)
 
 
 # -- many deliveries

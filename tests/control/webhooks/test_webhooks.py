@@ -16,6 +16,7 @@ from helpers.receiver import OK, Receiver, hang, status
 from redpoll.cluster.redis.keys import Keys
 from redpoll.config.settings import Settings
 from redpoll.control.observe.metrics import FAMILIES
+from redpoll.control.records import loaded_records
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S, Webhooks
 from redpoll.store.store import Store
@@ -386,12 +387,37 @@ async def test_tidying_works_with_more_endpoints_than_a_statement_has_values(pos
         webhooks.start(Box(transition()), lambda *_: None)
         await seen(webhooks, "waiting", 1)
         # Only memory has the others.
-        webhooks.endpoints.put_many(msgspec.structs.replace(endpoint, id=f"e{number}") for number in range(33_000))
+        ids = [f"e{number}" for number in range(33_000)]
+        records.on_endpoints({one: msgspec.structs.replace(endpoint, id=one) for one in ids}, False)
         await webhooks.tidy()
         assert webhooks.counters()["webhook_deliveries_waiting"] == 1
     finally:
         await webhooks.finish()
         await store.close()
+
+
+async def test_change_that_is_rolled_back_costs_no_delivery(make_webhooks, receiver, store, monkeypatch, wait_until):
+    """What was taken while a disabling was open got no deliveries, also if it wasn't committed."""
+    box = Box()
+    webhooks = await make_webhooks(box)
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
+    fails, raised = asyncio.Event(), loaded_records.raise_version
+
+    async def fail(*args, **more):
+        monkeypatch.setattr(loaded_records, "raise_version", raised)
+        await fails.wait()
+        raise RuntimeError
+
+    monkeypatch.setattr(loaded_records, "raise_version", fail)
+    change = asyncio.create_task(webhooks.endpoints.set_enabled(endpoint.id, False))
+    await wait_until(lambda: loaded_records.raise_version is fail)
+    drains = box.drains
+    box.put(transition())
+    await wait_until(lambda: box.drains > drains + 1 or box.waiting)
+    fails.set()
+    with pytest.raises(RuntimeError):
+        await change
+    await seen(webhooks, "delivered", 1)
 
 
 async def test_next_process_completes_an_interrupted_deletion(make_webhooks, receiver, monkeypatch):

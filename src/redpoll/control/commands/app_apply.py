@@ -44,7 +44,7 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
     if webhooks is None:
         raise CommandError("the server is still starting; try again in a moment")
     wanted = msgspec.convert(args["apps"], list[Wanted])
-    async with webhooks.endpoints.edit_many(COMMAND_LINE) as edit:
+    async with context.records.edit(COMMAND_LINE) as edit:
         now_s = time.time()
         options = {"prune": args["prune"], "dry_run": args["dry_run"]}
         plans = await _plans(context, webhooks, edit, wanted, now_s, options)
@@ -62,7 +62,7 @@ async def _apply(context: Context, args: dict[str, Any]) -> Any:
         changed = [plan for plan in plans if plan.changes or plan.known is None]
         writes = not faults and not args["dry_run"]
         if writes and (changed or off):
-            await write(edit, webhooks, changed, off, now_s)
+            await write(edit, changed, off, now_s)
             await audit.add_many(edit.connection, COMMAND_LINE, "apply", _audited(changed, off, args["file"]))
     if faults:
         return {"faults": faults, "apps": [], "made": []}

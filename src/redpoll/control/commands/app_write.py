@@ -22,7 +22,6 @@ from redpoll.store import tokens as token_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import COMMAND_LINE, Actor
 from redpoll.store.store import all_follow_from
-from redpoll.store.webhooks import Endpoint
 
 if TYPE_CHECKING:
     from redpoll.control.webhooks.webhooks import Webhooks
@@ -65,9 +64,9 @@ def plan_of(
     return plan
 
 
-async def write(edit: Edit, webhooks: Webhooks, changed: Sequence[AppPlan], off: Sequence[App], now_s: float) -> None:
-    """Writes the plans, and the apps `off` without their keys, in the transaction of the edit, and takes the endpoints
-    into memory. The caller adds the rows of the audit log."""
+async def write(edit: Edit, changed: Sequence[AppPlan], off: Sequence[App], now_s: float) -> None:
+    """Writes the plans, and the apps `off` without their keys, in the transaction of the edit. The caller adds the rows
+    of the audit log."""
     connection = edit.connection
     await app_rows.add_many(connection, [plan.app for plan in changed if plan.known is None])
     for plan in changed:
@@ -90,23 +89,17 @@ async def write(edit: Edit, webhooks: Webhooks, changed: Sequence[AppPlan], off:
     await token_rows.add(connection, *(token for plan in changed for token in plan.added_tokens))
     await token_rows.revoke(connection, [token.id for plan in changed for token in plan.revoked_tokens], now_s)
     edit.apps = {app.id: app for app in (*(plan.app for plan in changed if plan.app != plan.known), *off)}
-    edit.webhooks = [endpoint.id for endpoint in (*added, *replaced)]
+    edit.endpoints = (*added, *replaced)
     edit.tokens = [token.id for plan in changed for token in (*plan.added_tokens, *plan.revoked_tokens)]
-    webhooks.endpoints.put_many((*added, *replaced))
 
 
 async def finish(records: Records, webhooks: Webhooks, changed: Iterable[AppPlan], now_s: float) -> None:
-    """After the commit: memory has the tokens, and the deliveries of changed endpoints are looked at again."""
+    """After the commit: memory has the tokens, and deliveries of deleted endpoints are discarded."""
     plans = list(changed)
     added = [token for plan in plans for token in plan.added_tokens]
     revoked = [token for plan in plans for token in plan.revoked_tokens]
     records.take_tokens(added, revoked, now_s)
-    await _finish_endpoints(webhooks, [endpoint for plan in plans for endpoint in plan.changed_endpoints])
-
-
-async def _finish_endpoints(webhooks: Webhooks, changed: Sequence[Endpoint]) -> None:
-    webhooks.endpoints.committed(changed)
-    for endpoint in changed:
+    for endpoint in (endpoint for plan in plans for endpoint in plan.changed_endpoints):
         if endpoint.deleted_at is not None:
             # If the process is killed here, the tidying of webhooks.py discards them.
             await webhooks.endpoints.discard_waiting(endpoint.id)
@@ -115,7 +108,7 @@ async def _finish_endpoints(webhooks: Webhooks, changed: Sequence[Endpoint]) -> 
 async def create_app(records: Records, webhooks: Webhooks, wanted: Wanted, by: Actor) -> AppPlan:
     """Creates an app with all that `wanted` names, and returns the plan with the secrets that were made. Without an id
     it gets 7 digits. Raises RecordError, which names the first fault; RecordConflict if there is such an app or key."""
-    async with webhooks.endpoints.edit_many(by) as edit:
+    async with records.edit(by) as edit:
         now_s = time.time()
         if len(records.apps) >= _MAX_APPS:
             raise RecordConflict(f"there are {len(records.apps)} apps, the most that there may be")
@@ -133,7 +126,7 @@ async def create_app(records: Records, webhooks: Webhooks, wanted: Wanted, by: A
             # The file of `redpoll apply` has the shorter word.
             where = where.replace("history", "history_rules", 1)
             raise RecordError(f"{where}: {text}" if where else text)
-        await write(edit, webhooks, [plan], (), now_s)
+        await write(edit, [plan], (), now_s)
         await edit.note("app create", plan.app.id, plan.app.name, "; ".join(plan.changes))
     await finish(records, webhooks, [plan], now_s)
     return plan
@@ -149,7 +142,7 @@ async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Acto
     """Deletes an app with its keys, settings, history rules and webhooks, and revokes its tokens, in one transaction.
     Workers then close its connections. `given_id` is the app of the settings (`app_id`), which the next start would
     create again. Raises RecordError."""
-    async with webhooks.endpoints.edit_many(by) as edit:
+    async with records.edit(by) as edit:
         app = records.apps.get(app_id)
         if app is None:
             raise RecordError(f"there is no app with the id {app_id}")
@@ -160,6 +153,8 @@ async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Acto
             )
         now_s = time.time()
         gone = [deleted(endpoint, now_s) for endpoint in webhooks.endpoints.of_app(app_id)]
+        # Also those that were deleted before it, which have deliveries.
+        endpoint_ids = webhooks.endpoints.ids_of(app_id)
         tokens = [token for token in records.tokens_of(app_id) if token.revoked_at is None]
         connection = edit.connection
         for endpoint in gone:
@@ -168,13 +163,14 @@ async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Acto
         await app_rows.forget_deleted(connection, all_follow_from(records.known))
         await app_rows.mark_deleted(connection, app_id, now_s)
         edit.deleted = (app_id,)
-        edit.webhooks = [endpoint.id for endpoint in gone]
+        edit.endpoints = gone
         edit.tokens = [token.id for token in tokens]
-        webhooks.endpoints.put_many(gone)
         detail = f"{len(app.keys)} keys, {len(app.history)} history rules, {len(gone)} webhooks, {len(tokens)} tokens"
         await edit.note("app delete", app_id, app.name, detail)
     records.take_tokens((), tokens, now_s)
-    await _finish_endpoints(webhooks, gone)
+    for endpoint_id in endpoint_ids:
+        # If the process is killed here, the tidying of webhooks.py removes them.
+        await webhooks.endpoints.remove_deliveries(endpoint_id)
     return app
 
 

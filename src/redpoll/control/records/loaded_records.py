@@ -7,10 +7,11 @@ changes, each in an `edit`.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.cluster.directory import DirectoryVersion
@@ -46,7 +47,7 @@ class Edit:
     """A change that is being made in the transaction `connection`.
 
     Its block writes the rows and says here what changed: `app`, or several `apps` by id, as memory and the directory
-    get them, `deleted` apps by id, and the ids of `tokens` and `webhooks`. If it sets none of these, nothing has
+    get them, `deleted` apps by id, the ids of `tokens`, and webhook `endpoints`. If it sets none of these, nothing has
     changed. `note` adds a row to the audit log.
     """
 
@@ -56,7 +57,7 @@ class Edit:
         self.apps: Mapping[str, App] = {}
         self.deleted: Collection[str] = ()
         self.tokens: Collection[str] = ()
-        self.webhooks: Collection[str] = ()
+        self.endpoints: Collection[Endpoint] = ()
         self._by = by
 
     async def note(self, action: str, app_id: str, target: str, detail: str = "") -> None:
@@ -78,7 +79,7 @@ class LoadedRecords:
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.directory = DirectoryVersion(0)
-        # Takes the webhook endpoints that other control planes changed, or all of them (True).
+        # Takes the webhook endpoints that were changed, by another control plane too, or all of them (True).
         self.on_endpoints: Callable[[Mapping[str, Endpoint], bool], None] | None = None
         self.on_change: Callable[[str, App | None, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
         # Called after a commit of this process that changed several apps.
@@ -91,7 +92,8 @@ class LoadedRecords:
         self.on_rewound: Callable[[int], None] | None = None
         # Whether revocations by other control planes are known here.
         self.is_current: Callable[[], bool] = _always
-        # Redis has brought changes that the store may have lost when it answers again: then all is read from it.
+        # The store may have less than we, or more: Redis has brought changes that it may have lost when it answers
+        # again, or a commit has failed. Then all is read from it.
         self._has_more = False
         self._store = store
         self._clock = clock
@@ -117,38 +119,63 @@ class LoadedRecords:
 
         What the block writes, the versions and the rows of the audit log are one transaction. It begins with what other
         control planes have changed, and is rolled back if the block raises. When the `async with` ends, the change is
-        committed, memory has its app, and `on_change` was called. What the caller does next, before it waits for
-        anything, no other change can come before.
+        committed, memory has its apps and endpoints, and `on_change` was called. What the caller does next, before it
+        waits for anything, no other change can come before.
         """
         async with self._changing:
-            async with self._store.change() as connection:
-                if self._store.shared:
-                    await self._catch_up(connection)
-                if by is not None and by.condition is not None:
-                    by.condition()
-                edit = Edit(connection, by)
-                yield edit
-                apps: dict[str, App | None] = {**edit.apps} if edit.app is None else {edit.app.id: edit.app}
-                apps |= dict.fromkeys(edit.deleted)
-                if not apps and not edit.tokens and not edit.webhooks:
-                    return
-                stored = await raise_version(
-                    connection, apps=apps, tokens=edit.tokens, webhooks=edit.webhooks, for_workers=bool(apps)
-                )
-            if not apps:
-                self.known = stored
-                return
-            before = self.directory
-            for app_id, app in apps.items():
-                if app is None:
-                    self._remove(app_id)
-                else:
-                    self._put(app)
-            self._set_versions(stored)
-            if len(apps) > 1:
-                self.on_changes()
-            elif self.on_change is not None:
-                await self.on_change(app_id, app, before, self.directory)
+            ends = False
+            try:
+                async with self._store.change() as connection:
+                    if self._store.shared or self._has_more:
+                        await self._catch_up(connection)
+                    if by is not None and by.condition is not None:
+                        by.condition()
+                    edit = Edit(connection, by)
+                    yield edit
+                    apps: dict[str, App | None] = {**edit.apps} if edit.app is None else {edit.app.id: edit.app}
+                    apps |= dict.fromkeys(edit.deleted)
+                    endpoints = {endpoint.id: endpoint for endpoint in edit.endpoints}
+                    if not apps and not edit.tokens and not endpoints:
+                        return
+                    stored = await raise_version(
+                        connection, apps=apps, tokens=edit.tokens, webhooks=endpoints, for_workers=bool(apps)
+                    )
+                    ends = True
+            except BaseException:
+                if ends:
+                    await self._find_out()
+                raise
+            await self._take(apps, endpoints, stored)
+
+    async def _take(self, apps: Mapping[str, App | None], endpoints: Mapping[str, Endpoint], stored: Versions) -> None:
+        """Takes a committed change into memory, before workers see it: what they do then needs the endpoints."""
+        before = self.directory
+        for app_id, app in apps.items():
+            if app is None:
+                self._remove(app_id)
+            else:
+                self._put(app)
+        if endpoints and self.on_endpoints is not None:
+            self.on_endpoints(endpoints, False)
+        if not apps:
+            self.known = stored
+            return
+        self._set_versions(stored)
+        if len(apps) > 1:
+            self.on_changes()
+        elif self.on_change is not None:
+            await self.on_change(app_id, app, before, self.directory)
+
+    async def _find_out(self) -> None:
+        """The end of a transaction failed, or was cancelled. It may be committed: takes what the store has, now if it
+        answers, else before the next change."""
+        self._has_more = True
+        before = self.directory
+        with suppress(SQLAlchemyError):
+            async with self._store.reading() as connection:
+                await self._catch_up(connection)
+        if self.directory != before:
+            self.on_changes()
 
     async def sync(self) -> bool:
         """Takes what other control planes have changed. Returns whether there was anything. Raises SQLAlchemyError."""

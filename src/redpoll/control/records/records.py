@@ -264,13 +264,14 @@ class Records(TokenRecords):
     # -- fields of an app that other modules determine
 
     def set_hooks(self, hooks: Mapping[str, str]) -> None:
-        """Sets the hook masks (`App.hooks`) by app id at the start, after `load`.
+        """Sets the hook masks (`App.hooks`) by app id, after endpoints were read or changed.
 
         The version stays as it is, because it was increased when the endpoints changed.
         """
         for app_id, mask in hooks.items():
-            if app_id in self.apps:
-                self._put(msgspec.structs.replace(self.apps[app_id], hooks=mask))
+            app = self.apps.get(app_id)
+            if app is not None and app.hooks != mask:
+                self._put(msgspec.structs.replace(app, hooks=mask))
 
     async def watch_console(self, app_id: str, until: float) -> Key:
         """Makes the workers send an app's events to its console until this Unix time.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -31,8 +32,9 @@ from redpoll import __version__
 from redpoll.control.webhooks import pin as pins
 from redpoll.control.webhooks.guard import Guard, Lookup
 from redpoll.control.webhooks.outcomes import NotShown, Progress, Stage, of_error
+from redpoll.protocol.limits import BoundedTable
 
-__all__ = ["Client"]
+__all__ = ["MAX_LOOKUPS", "MAX_SLOW_LOOKUPS", "Client", "Resolver"]
 
 # The status decides the outcome. The body is only shown to the operator, so it gets little time.
 _BODY_WITHIN_S: Final = 1.0
@@ -46,7 +48,10 @@ _MAX_HEADERS: Final = 100
 # Tries per attempt: a receiver may close a pooled connection at the moment it is used.
 _TRIES: Final = 3
 # A lookup occupies a thread until the system's resolver gives up: half a minute if the name servers don't answer.
-_MAX_LOOKUPS: Final = 64
+MAX_LOOKUPS: Final = 64
+MAX_SLOW_LOOKUPS: Final = 16
+_MAX_SLOW_NAMES: Final = 10_000
+_SLOW_AFTER_S: Final = 3.0
 
 
 class Client:
@@ -54,7 +59,7 @@ class Client:
 
     def __init__(self, guard: Guard, resolve: Lookup) -> None:
         connector = TCPConnector(
-            resolver=_Resolver(guard, resolve),
+            resolver=Resolver(guard, resolve),
             socket_factory=guard.open_socket,
             use_dns_cache=False,
             # The schedule limits connections per endpoint. With a common limit, slow receivers would block the others.
@@ -114,7 +119,8 @@ class Client:
                         break
                     beginning += piece[: _KEPT_BYTES - len(beginning)]
                     read += len(piece)
-        except (TimeoutError, OSError, ClientError):
+        except Exception:
+            # aiohttp raises a RuntimeError for some bodies that are cut off.
             read += 1
         finally:
             # The connection goes back to the pool if the body was read to its end. Otherwise it is closed.
@@ -133,13 +139,17 @@ class Client:
         raise AssertionError("a certificate matched MATCHES_NONE")
 
 
-class _Resolver(AbstractResolver):
+class Resolver(AbstractResolver):
     """aiohttp's resolver. It is only used for names, not for URLs that contain an address."""
 
-    def __init__(self, guard: Guard, look_up: Lookup) -> None:
+    def __init__(self, guard: Guard, look_up: Lookup, slow_after_s: float = _SLOW_AFTER_S) -> None:
         self._guard = guard
         self._look_up = look_up
-        self._free = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._slow_after_s = slow_after_s
+        self._free = asyncio.Semaphore(MAX_LOOKUPS)
+        # Names whose last lookup took long have few, so that they leave the others to those that answer.
+        self._free_for_slow = asyncio.Semaphore(MAX_SLOW_LOOKUPS)
+        self._slow: BoundedTable[str, None] = BoundedTable(_MAX_SLOW_NAMES)
         self._running: dict[str, asyncio.Task[Sequence[str]]] = {}
 
     async def resolve(
@@ -166,8 +176,15 @@ class _Resolver(AbstractResolver):
         ]
 
     async def _limited(self, host: str) -> Sequence[str]:
-        async with self._free:
-            return await self._look_up(host)
+        async with self._free_for_slow if host in self._slow else self._free:
+            began = time.monotonic()
+            try:
+                return await self._look_up(host)
+            finally:
+                if time.monotonic() - began >= self._slow_after_s:
+                    self._slow.put(host, None, lambda _: False)
+                else:
+                    self._slow.pop(host, None)
 
     def _done(self, host: str, task: asyncio.Task[Sequence[str]]) -> None:
         del self._running[host]

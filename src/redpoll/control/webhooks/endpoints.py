@@ -8,7 +8,7 @@ events to write to the outbox. What is sent, and when, is decided in payloads.py
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -21,6 +21,7 @@ from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
 from redpoll.control.webhooks.wanted import ALL, check_has_url, check_wanted, hooks_of, target_of
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import old_deliveries
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import Actor
 from redpoll.store.store import Store
@@ -49,8 +50,9 @@ class Endpoints:
 
     `sender()` returns the Sender that checks URLs and captures certificates; `clock()` returns Unix seconds.
     `on_change(endpoint)` is called after each commit. A change is one transaction with the directory's version, under
-    the lock of the records, so workers see hook masks in order. `by` is who made it, for the audit log. Methods raise
-    RecordError if a change isn't possible.
+    the lock of the records, so workers see hook masks in order. Memory has what is committed, and has it before workers
+    see the new hook mask: rows that they write at once find their endpoint. `by` is who made a change, for the audit
+    log. Methods raise RecordError if a change isn't possible.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Endpoints:
         self._all: dict[str, Endpoint] = {}
         self._by_app: dict[str, tuple[Endpoint, ...]] = {}
         # Late: records are loaded without endpoints, which need them.
-        records.on_endpoints = self._changed_elsewhere
+        records.on_endpoints = self._changed
 
     async def load(self) -> None:
         """Reads all endpoints and sets the hook mask of each app. Call it after `Records.load`."""
@@ -84,25 +86,17 @@ class Endpoints:
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
-    def _changed_elsewhere(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
-        """Has endpoints that other control planes have changed. `complete`: there are no others."""
-        app_ids = set()
+    def _changed(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
+        """Takes endpoints that were changed, here or by another control plane. `complete`: there are no others."""
+        app_ids = {endpoint.app_id for endpoint in changed.values()}
         if complete:
-            app_ids = self._by_app.keys() & self._records.apps.keys()
-            for endpoint_id in self._all.keys() - changed.keys():
-                app_id = self._all.pop(endpoint_id).app_id
-                self._index(app_id)
-        for endpoint in changed.values():
-            self._put_in_memory(endpoint)
-        app_ids |= {endpoint.app_id for endpoint in changed.values()}
+            app_ids |= self._by_app.keys() & self._records.apps.keys()
+            self._all.clear()
+            self._by_app.clear()
+        self._put(changed)
         self._records.set_hooks({app_id: hooks_of(self.of_app(app_id)) for app_id in app_ids})
         for endpoint in changed.values():
             self._on_change(endpoint)
-
-    def _index(self, app_id: str) -> None:
-        self._by_app[app_id] = tuple(
-            endpoint for endpoint in self._all.values() if endpoint.app_id == app_id and endpoint.deleted_at is None
-        )
 
     # -- reading
 
@@ -181,12 +175,12 @@ class Endpoints:
         if pin:
             check_has_url(endpoint)
             endpoint = msgspec.structs.replace(endpoint, pin=await self._capture_pin(endpoint.url))
-        async with self._edit(app_id, endpoint.id, by) as edit:
+        async with self._edit(app_id, by) as edit:
             if len(self.of_app(app_id)) >= MAX_ENDPOINTS:
                 raise RecordConflict(f"app {app_id} has {MAX_ENDPOINTS} webhooks, the most that an app can have")
             await endpoint_rows.add(edit.connection, endpoint)
             await edit.note("webhook create", app_id, target_of(endpoint), ", ".join(endpoint.events))
-            self._put_in_memory(endpoint)
+            edit.endpoints = (endpoint,)
         return endpoint
 
     async def change(
@@ -231,6 +225,10 @@ class Endpoints:
             values["pin"] = await self._capture_pin(new_url)
 
         def changed(endpoint: Endpoint) -> Endpoint:
+            if new_url is not None and endpoint.pin != before.pin:
+                raise RecordConflict(
+                    "nothing is changed: the webhook was pinned or unpinned at the same time; try again"
+                )
             # Together with what another change did meanwhile.
             after = msgspec.structs.replace(endpoint, **values)
             check_wanted(after)
@@ -244,7 +242,7 @@ class Endpoints:
         if before.enabled == enabled:
             return before
         verb = "webhook enable" if enabled else "webhook disable"
-        return await self._put(endpoint_id, {"disabled_at": None if enabled else self._clock()}, verb, by)
+        return await self._set(endpoint_id, {"disabled_at": None if enabled else self._clock()}, verb, by)
 
     async def rotate(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Sets a new secret. Deliveries are also signed with the old one, for a day (OVERLAP_S)."""
@@ -261,14 +259,18 @@ class Endpoints:
         check_has_url(endpoint)
         url = endpoint.url
         pinned = await self._capture_pin(url)
-        if self.get(endpoint_id).url != url:
-            raise RecordError("nothing is pinned: the webhook's URL was changed at the same time; try again")
-        return await self._put(endpoint_id, {"pin": pinned}, "webhook pin", by)
+
+        def with_pin(endpoint: Endpoint) -> Endpoint:
+            if endpoint.url != url:
+                raise RecordConflict("nothing is pinned: the webhook's URL was changed at the same time; try again")
+            return msgspec.structs.replace(endpoint, pin=pinned)
+
+        return await self._replace(endpoint_id, with_pin, "webhook pin", by)
 
     async def unpin(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Accepts any valid certificate again."""
         self.get(endpoint_id)
-        return await self._put(endpoint_id, {"pin": ""}, "webhook unpin", by)
+        return await self._set(endpoint_id, {"pin": ""}, "webhook unpin", by)
 
     async def delete(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Deletes the endpoint and discards its waiting deliveries.
@@ -285,82 +287,45 @@ class Endpoints:
         now_s = self._clock()
         return await self._replace(endpoint_id, lambda endpoint: deleted(endpoint, now_s), "webhook delete", by)
 
-    async def _put(self, endpoint_id: str, values: dict[str, object], verb: str, by: Actor | None) -> Endpoint:
+    async def _set(self, endpoint_id: str, values: dict[str, object], verb: str, by: Actor | None) -> Endpoint:
         return await self._replace(endpoint_id, lambda endpoint: msgspec.structs.replace(endpoint, **values), verb, by)
 
     async def _replace(
         self, endpoint_id: str, change: Callable[[Endpoint], Endpoint], verb: str, by: Actor | None
     ) -> Endpoint:
-        async with self._edit(self.get(endpoint_id).app_id, endpoint_id, by) as edit:
+        async with self._edit(self.get(endpoint_id).app_id, by) as edit:
             # Read it again: it may have changed while we waited for the lock.
             endpoint = change(self.get(endpoint_id))
             await endpoint_rows.put(edit.connection, endpoint)
             await edit.note(verb, endpoint.app_id, target_of(endpoint))
-            self._put_in_memory(endpoint)
-        self._on_change(endpoint)
+            edit.endpoints = (endpoint,)
         return endpoint
 
     @asynccontextmanager
-    async def _edit(self, app_id: str, endpoint_id: str, by: Actor | None) -> AsyncIterator[Edit]:
-        """A change of this endpoint, in the store and in memory, and of the app's hook mask.
+    async def _edit(self, app_id: str, by: Actor | None) -> AsyncIterator[Edit]:
+        """A change of this app's endpoints, which the block writes and sets in the Edit, and of the app's hook mask."""
+        async with self._records.edit(by) as edit:
+            self.check_app(app_id)
+            yield edit
+            after = {endpoint.id: endpoint for endpoint in (*self.of_app(app_id), *edit.endpoints)}
+            app = self._records.apps[app_id]
+            hooks = hooks_of([endpoint for endpoint in after.values() if endpoint.deleted_at is None])
+            if hooks != app.hooks:
+                edit.app = msgspec.structs.replace(app, hooks=hooks)
 
-        Memory changes before workers see the new hook mask. Otherwise rows written at once would find none.
-        """
-        try:
-            async with self._records.edit(by) as edit:
-                self.check_app(app_id)
-                yield edit
-                edit.webhooks = (endpoint_id,)
-                app, hooks = self._records.apps[app_id], hooks_of(self.of_app(app_id))
-                if hooks != app.hooks:
-                    edit.app = msgspec.structs.replace(app, hooks=hooks)
-        except BaseException:
-            # The transaction may have been rolled back or committed. Take what the store has.
-            async with self._store.reading() as connection:
-                stored = await endpoint_rows.find_by_id(connection, endpoint_id)
-            if stored is not None:
-                self._put_in_memory(stored)
-            elif endpoint_id in self._all:
-                del self._all[endpoint_id]
-                self._index(app_id)
-            raise
-
-    @asynccontextmanager
-    async def edit_many(self, by: Actor | None) -> AsyncIterator[Edit]:
-        """A change of many apps with their endpoints. The block writes them to the store, passes the endpoints to
-        `put_many`, and sets what changed in the Edit, with the apps' hook masks. If it fails, memory is read again."""
-        try:
-            async with self._records.edit(by) as edit:
-                yield edit
-        except BaseException:
-            await self.load()
-            raise
-
-    def put_many(self, endpoints: Iterable[Endpoint]) -> None:
-        """Takes endpoints into memory, each under its app."""
-        changed = {endpoint.id: endpoint for endpoint in endpoints}
-        self._all |= changed
-        by_app: dict[str, list[Endpoint]] = {endpoint.app_id: [] for endpoint in changed.values()}
+    def _put(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._all |= endpoints
+        by_app: dict[str, list[Endpoint]] = {endpoint.app_id: [] for endpoint in endpoints.values()}
         for endpoint in self._all.values():
             if endpoint.app_id in by_app and endpoint.deleted_at is None:
                 by_app[endpoint.app_id].append(endpoint)
         self._by_app |= {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
 
-    def committed(self, endpoints: Iterable[Endpoint]) -> None:
-        """Call it after the commit of `edit_many`, with the endpoints that existed before: their deliveries wait for
-        other values now."""
-        for endpoint in endpoints:
-            self._on_change(endpoint)
-
-    def _put_in_memory(self, endpoint: Endpoint) -> None:
-        self._all[endpoint.id] = endpoint
-        self._index(endpoint.app_id)
-
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None:
         """Changes memory only; Results writes it to the store."""
         endpoint = self._all.get(endpoint_id)
         if endpoint is not None:
-            self._put_in_memory(msgspec.structs.replace(endpoint, failing_since=since))
+            self._put({endpoint_id: msgspec.structs.replace(endpoint, failing_since=since)})
 
     async def forget_deleted(self) -> None:
         """Removes deleted endpoints that have no deliveries left."""
@@ -376,12 +341,26 @@ class Endpoints:
 
     async def discard_waiting(self, endpoint_id: str) -> None:
         """Discards the waiting deliveries of a deleted endpoint, in batches, so that other writers get their turn."""
+        await self._discard(endpoint_id, ("waiting",))
+
+    async def remove_deliveries(self, endpoint_id: str) -> None:
+        """Removes all deliveries of an endpoint whose app is deleted, also dead letters: they belong to the app, and
+        another app may get its id."""
+        await self._discard(endpoint_id, ("waiting", "failed"))
+        removed = 1
+        while removed:
+            async with self._store.change() as connection:
+                removed = await old_deliveries.remove_finished(
+                    connection, endpoint_id, keep=0, older_than=0.0, before=self._clock()
+                )
+
+    async def _discard(self, endpoint_id: str, states: Collection[str]) -> None:
         async with self._store.reading() as connection:
-            numbers = await delivery_rows.numbers(connection, (endpoint_id,), ("waiting",))
+            numbers = await delivery_rows.numbers(connection, (endpoint_id,), states)
         for start in range(0, len(numbers), delivery_rows.BATCH):
             batch = numbers[start : start + delivery_rows.BATCH]
             async with self._store.change() as connection:
-                await delivery_rows.discard(connection, batch, self._clock(), ("waiting",))
+                await delivery_rows.discard(connection, batch, self._clock(), states)
 
     # -- checking
 

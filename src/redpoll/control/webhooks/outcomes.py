@@ -18,8 +18,9 @@ from redpoll.control.webhooks.pin import CertificateChanged
 if TYPE_CHECKING:
     from yarl import URL
 
-__all__ = ["Attempt", "NotShown", "Outcome", "Progress", "Stage", "of_error", "of_status"]
+__all__ = ["INTERNAL_REASON", "Attempt", "NotShown", "Outcome", "Progress", "Stage", "of_error", "of_status"]
 
+INTERNAL_REASON: Final = "an error in this server; see its log"
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -139,7 +140,7 @@ def of_error(error: Exception, url: URL) -> tuple[Outcome, str]:
         return Outcome.BROKEN, "the receiver closed the connection without an answer"
     if isinstance(error, (OSError, ClientError)):
         return Outcome.BROKEN, f"the connection broke before an answer: {_system_error(error)}"
-    return Outcome.INTERNAL, "an error in this server; see its log"
+    return Outcome.INTERNAL, INTERNAL_REASON
 
 
 def _host_port(url: URL) -> str:

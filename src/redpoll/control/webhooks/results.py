@@ -28,17 +28,30 @@ _COMMIT_EVERY_S: Final = 0.02
 _COMMIT_AT_ONCE: Final = 32
 _MAX_PER_COMMIT: Final = 1_000
 _RETRY_AFTER_S: Final = 1.0
+# The pause between two changes of `failing_since`. Each raises the records' version: other servers read them again, and
+# no webhook is taken meanwhile (intake.py).
+_FAILING_EVERY_S: Final = 5.0
 
 
 class Results:
     """`put` takes results and `run()` writes them. `on_written(results)` is called after each commit."""
 
-    def __init__(self, store: Changes, on_written: Callable[[Sequence[Result]], None]) -> None:
+    def __init__(
+        self,
+        store: Changes,
+        on_written: Callable[[Sequence[Result]], None],
+        failing_every_s: float = _FAILING_EVERY_S,
+    ) -> None:
         self._store = store
+        self._failing_every_s = failing_every_s
         self._on_written = on_written
         self._waiting: list[Result] = []
         # Endpoint id -> since when it has been failing; not written yet.
         self._failing: dict[str, float | None] = {}
+        self._failing_timer: asyncio.TimerHandle | None = None
+        self._failing_is_due = False
+        # When they may be written again, on the loop's clock.
+        self._failing_next_at = 0.0
         self._has_any = asyncio.Event()
         self._has_many = asyncio.Event()
         self._stopping = False
@@ -56,6 +69,16 @@ class Results:
 
     def put_failing(self, endpoint_id: str, since: float | None) -> None:
         self._failing[endpoint_id] = since
+        self._plan_failing()
+
+    def _plan_failing(self) -> None:
+        if self._failing_timer is None and not self._failing_is_due:
+            loop = asyncio.get_running_loop()
+            self._failing_timer = loop.call_at(max(loop.time(), self._failing_next_at), self._write_failing)
+
+    def _write_failing(self) -> None:
+        self._failing_timer = None
+        self._failing_is_due = True
         self._has_any.set()
 
     def shift_retries(self, by_s: float) -> None:
@@ -92,12 +115,13 @@ class Results:
         """Writes up to _MAX_PER_COMMIT results in one transaction. Returns False, and keeps them, if the store
         fails."""
         self._has_many.clear()
-        if not self._waiting and not self._failing:
+        with_failing = self._failing_is_due or self._stopping
+        if not self._waiting and not with_failing:
             return True
         try:
             async with self._store.change() as connection:
                 # Only now, because `shift_retries` may have replaced them while we waited for the transaction.
-                results, failing = self._waiting[:_MAX_PER_COMMIT], dict(self._failing)
+                results, failing = self._waiting[:_MAX_PER_COMMIT], dict(self._failing) if with_failing else {}
                 if results:
                     await delivery_rows.put_results(connection, results)
                 for endpoint_id, since in failing.items():
@@ -111,7 +135,12 @@ class Results:
         for endpoint_id, since in failing.items():
             if self._failing.get(endpoint_id, ...) == since:
                 del self._failing[endpoint_id]
-        if not self._waiting and not self._failing and not self._stopping:
+        if with_failing:
+            self._failing_is_due = False
+            self._failing_next_at = asyncio.get_running_loop().time() + self._failing_every_s
+            if self._failing:
+                self._plan_failing()
+        if not self._waiting and not self._failing_is_due and not self._stopping:
             self._has_any.clear()
         self._on_written(results)
         return True

@@ -21,7 +21,7 @@ from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.batches import MAX_EVENTS
 from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
 from redpoll.control.webhooks.endpoints import Endpoints
-from redpoll.control.webhooks.outcomes import Attempt
+from redpoll.control.webhooks.outcomes import INTERNAL_REASON, Attempt, Outcome
 from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.results import Results
 from redpoll.control.webhooks.sender import Sender
@@ -370,6 +370,10 @@ class Schedule:
         try:
             # If this is cancelled, its outcome is unknown, and the next process repeats it.
             begun_s, attempt = await self._posts.post(endpoint, items)
+        except Exception:
+            # Our own bug. Without a result, the delivery would wait until another process begins.
+            log.exception("webhook attempt failed")
+            begun_s, attempt = self._clock(), Attempt(False, None, INTERNAL_REASON, 0, b"", Outcome.INTERNAL)
         finally:
             queue.running -= len(items)
             queue.ready.done(*items)

@@ -358,7 +358,9 @@ class Webhooks:
         self._bound.look(self._depths)
         for endpoint in endpoints:
             depth = self._depths.get(endpoint.id)
-            if endpoint.deleted_at is not None and depth is not None and depth.waiting:
+            if endpoint.deleted_at is not None and endpoint.app_id not in self._records.apps:
+                await self.endpoints.remove_deliveries(endpoint.id)
+            elif endpoint.deleted_at is not None and depth is not None and depth.waiting:
                 await self.endpoints.discard_waiting(endpoint.id)
             elif self._store.shared and depth is not None and depth.waiting:
                 self.schedule.look_again(endpoint.id)
