@@ -96,3 +96,14 @@ def test_key_of_another_app_refuses_the_import_and_changes_nothing(typed, file, 
     assert result.exit_code == 1
     assert "app other: key shop-key belongs to app shop-1" in result.stderr
     assert [app["id"] for app in json.loads(typed("app", "list", "--json").stdout)] == ["shop-1"]
+
+
+def test_webhook_that_exists_with_other_values_is_not_called_taken_over(typed, file):
+    typed("app", "create", "shop", "--json")
+    typed("import", "soketi", file)
+    (webhook,) = json.loads(typed("webhook", "list", "shop-1", "--json").stdout)
+    assert "webhook in Pusher's format" in typed("import", "soketi", file).stdout
+    typed("webhook", "disable", webhook["id"])
+    text = typed("import", "soketi", file).stdout
+    assert "NOT changed: webhook https://shop.example/h exists, but differs: disabled" in text
+    assert "webhook in Pusher's format" not in text

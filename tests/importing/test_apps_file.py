@@ -138,3 +138,15 @@ def test_secrets_come_from_files(tmp_path):
 def test_file_that_cannot_be_read_is_refused(name: str, text: str, why: str):
     with pytest.raises(SourceError, match=why):
         parse(text, name)
+
+
+def test_ids_and_keys_of_yaml_that_look_like_numbers_stay_as_they_are():
+    file = parse("apps:\n  - id: 0123\n    key: 01234567\n  - id: 1e5\n    keys: [{key: 0x1F}]\n", "a.yaml")
+    assert file.faults == []
+    assert [(app["id"], app["keys"][0]["key"]) for app in file.apps] == [("0123", "01234567"), ("1e5", "0x1F")]
+
+
+@pytest.mark.parametrize("written", ["1.5", "true", "null", "[a]"])
+def test_an_id_that_is_no_text_and_no_whole_number_is_refused(written: str):
+    file = parse(f"apps:\n  - id: {written}\n", "a.yaml")
+    assert ("apps[0].id", "must be a text") in file.faults

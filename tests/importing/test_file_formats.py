@@ -28,3 +28,10 @@ def test_a_name_that_is_there_twice_is_a_fault(kind: str, text: str, fault: Faul
     faults: list[Fault] = []
     read(kind, text, {}, faults)
     assert faults == [fault]
+
+
+@pytest.mark.parametrize("written", ["0123", "1_000", "0x1F", "12:30:45", "01234567", "+7", "2030-1-1", "!!int 0123"])
+def test_an_id_or_key_of_yaml_is_the_text_that_is_written(written: str):
+    app = read("yaml", f"apps:\n  - id: {written}\n    key: {written}\n    keep: 010\n", {}, [])["apps"][0]
+    text = written.removeprefix("!!int ")
+    assert app == {"id": text, "key": text, "keep": 8}

@@ -163,3 +163,75 @@ def test_table_of_laravel_websockets_apps(tmp_path):
 def test_reverb_files_without_an_app_are_refused(tmp_path, text, fault):
     with pytest.raises(SourceError, match=fault):
         laravel.read_reverb(written(tmp_path, text))
+
+
+def test_words_of_an_environment_file_are_read_as_laravel_does(tmp_path):
+    words = "REVERB_SCALING_ENABLED=(true)\nREDIS_HOST=cache\nREDIS_PASSWORD=null\nREDIS_USERNAME=(empty)\n"
+    words += "REVERB_SERVER_PATH=(null)\nREVERB_APP_RATE_LIMITING_ENABLED=(false)\n"
+    plan = laravel.read_reverb(written(tmp_path, REVERB_ENV + words))
+    assert plan.server["redis_url"] == "redis://cache:6379/0"
+    assert "path_prefix" not in plan.server
+    assert not any(row.theirs == "rate_limiting" for row in plan.rows)
+    env = "PUSHER_APP_ID=1\nPUSHER_APP_KEY=k\nPUSHER_APP_SECRET=s\nAPP_NAME=null\nPUSHER_APP_PATH=empty\n"
+    (app,) = laravel.read_laravel_websockets(written(tmp_path, env)).apps
+    assert app.name == "1"
+    assert not any(row.theirs == "path" for row in app.rows)
+
+
+COMPUTED_PHP = """<?php return [
+    'default' => config('reverb'),
+    'servers' => ['reverb' => [
+        'host' => gethostname(), 'port' => 8000 + 80, 'path' => '/' . 'live', 'max_request_size' => 1024 * 64,
+        'pulse_ingest_interval' => 5 * 3,
+        'options' => ['tls' => ['local_cert' => storage_path('c.pem'), 'local_pk' => '/k.pem',
+                                'verify_peer' => env('APP_ENV') === 'production']],
+        'scaling' => ['enabled' => true, 'server' => ['host' => 'cache', 'password' => decrypt('hunter2')]],
+    ]],
+    'apps' => ['apps' => [
+        ['app_id' => 'a', 'key' => 'ka', 'secret' => 'sa', 'options' => ['host' => 'h.example', 'port' => 400 + 43],
+         'allowed_origins' => array_filter(explode(',', env('ORIGINS', '')))],
+        ['app_id' => 'b', 'key' => 'kb', 'secret' => 'sb', 'allowed_origins' => ['b.example', $other]],
+    ]],
+];
+"""
+
+
+def test_what_only_php_can_compute_in_a_server_of_reverb_is_not_taken_over(tmp_path):
+    plan = laravel.read_reverb(written(tmp_path, COMPUTED_PHP))
+    assert plan.server == {"redis_url": "redis://cache:6379/0", "trigger_rate_per_minute": 0}
+    assert [app.settings.get("allowed_origins") for app in plan.apps] == [None, "b.example"]
+    without = [(row.app, row.theirs, row.value) for row in plan.rows if not row.ours]
+    assert without == [
+        ("", "default", "config('reverb')"),
+        ("", "servers.reverb.host", "gethostname()"),
+        ("", "servers.reverb.port", "8000 + 80"),
+        ("", "servers.reverb.path", "'/' . 'live'"),
+        ("", "servers.reverb.max_request_size", "1024 * 64"),
+        ("", "servers.reverb.options.tls.local_cert", "storage_path('c.pem')"),
+        ("", "servers.reverb.scaling.server.password", "…"),
+        ("a", "allowed_origins", "array_filter(explode(',', env('ORIGINS', '')))"),
+        ("", "options.port", "400 + 43"),
+        ("b", "allowed_origins", "$other"),
+        ("", "tls.local_pk", "/k.pem"),
+    ]
+    assert not any(row.theirs == "allowed_origins" and row.note == "all hosts" for row in plan.rows)
+
+
+def test_what_only_php_can_compute_in_laravel_websockets_is_not_taken_over(tmp_path):
+    php = """<?php return [
+        'dashboard' => ['port' => 6000 + 1], 'max_request_size_in_kb' => 10 * 25, 'allowed_origins' => origins(),
+        'ssl' => ['local_cert' => storage_path('c.pem'), 'passphrase' => decrypt('hunter2')],
+        'replication' => ['mode' => mode()],
+        'apps' => [['id' => 'a', 'key' => 'k', 'secret' => 's']],
+    ];"""
+    plan = laravel.read_laravel_websockets(written(tmp_path, php))
+    assert plan.server == {"trigger_rate_per_minute": 0}
+    assert {row.theirs: row.value for row in plan.rows if not row.ours} == {
+        "dashboard.port": "6000 + 1",
+        "max_request_size_in_kb": "10 * 25",
+        "allowed_origins": "origins()",
+        "ssl.local_cert": "storage_path('c.pem')",
+        "ssl.passphrase": "…",
+        "replication.mode": "mode()",
+    }
+    assert plan.apps[0].settings.keys() == {"max_connections", "client_events"}

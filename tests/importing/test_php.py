@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.importing.php import Expression, parse
+from redpoll.importing.php import Expression, env_value, parse
 from redpoll.importing.plan import SourceError
 
 
@@ -84,3 +84,11 @@ def test_a_file_made_to_be_slow_or_deep_is_refused(value):
 
 def test_a_number_without_an_end_stays_an_expression():
     assert parse("<?php return [(int) 1e999];", {}) == [Expression("(int) 1e999")]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("null", None), ("(null)", None), ("Empty", ""), ("(true)", True), ("FALSE", False), ("(null", "(null"), ("", "")],
+)
+def test_words_of_the_environment_are_those_of_laravel(text, value):
+    assert env_value(text) == value

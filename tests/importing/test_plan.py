@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number
+from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
 
 
 @pytest.fixture
@@ -39,3 +39,25 @@ def test_words_of_environment_files():
     assert as_number("1.5", "x") == 1.5
     with pytest.raises(SourceError, match="x is not a number"):
         as_number("many", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("SOKETI_DB_MYSQL_PASSWORD", "x", "…"),
+        ("ssl.passphrase", "x", "…"),
+        ("queue.sqs.secretAccessKey", "x", "…"),
+        ("apiToken", "x", "…"),
+        ("database.mysql.host", "db", "db"),
+        ("ssl.keyPath", "/k.pem", "/k.pem"),
+        ("nodes", [{"host": "h", "password": "x"}], [{"host": "h", "password": "…"}]),
+        ("servers", ["nats://user:x@n:4222", 7], ["nats://…@n:4222", 7]),
+    ],
+)
+def test_secrets_are_not_shown(name, value, shown):
+    assert without_secrets(name, value) == shown
+
+
+def test_a_truth_value_is_no_id():
+    with pytest.raises(SourceError, match="no id of the app found"):
+        Plan("x").app(True, "k", "s", where="file")

@@ -264,3 +264,52 @@ def test_certificate_makes_the_port_one_of_tls(tmp_path):
 def test_apps_that_can_not_be_kept_refuse_the_import(tmp_path, apps, fault):
     with pytest.raises(SourceError, match=fault):
         plan_of(tmp_path, {"appManager.array.apps": apps})
+
+
+def test_passwords_of_what_is_not_taken_over_are_not_shown(tmp_path):
+    source = {
+        "appManager.array.apps": [APP | {"webhookSecret": "hunter2"}],
+        "database": {"redis": {"host": "cache", "password": "hunter2"}, "mysql": {"password": "hunter2"}},
+        "database.redis.sentinels": [{"host": "s", "password": "hunter2"}],
+        "queue.redis.url": "redis://:hunter2@cache:6379",
+    }
+    environment = "".join(f"SOKETI_DEFAULT_APP_{name.upper()}={value}\n" for name, value in APP.items())
+    environment += "SOKETI_DB_MYSQL_PASSWORD=hunter2\nSOKETI_DB_REDIS_SENTINEL_PASSWORD=hunter2\n"
+    for content in (source, environment):
+        rows = plan_of(tmp_path, content).rows
+        assert not any("hunter2" in str(row) for row in rows)
+        assert sum(row.value == "…" for row in rows) >= 2
+
+
+@pytest.mark.parametrize(
+    "webhooks",
+    [
+        "null",
+        None,
+        "{}",
+        '"text"',
+        "7",
+        [None],
+        [{"url": "https://x.example/", "event_types": None}],
+        [{"url": "https://x.example/", "event_types": [["client_event"]]}],
+    ],
+)
+def test_webhooks_of_another_shape_are_left_out(tmp_path, webhooks):
+    assert plan_of(tmp_path, [APP | {"webhooks": webhooks}]).apps[0].webhooks == []
+
+
+def test_filters_and_headers_of_another_shape_are_left_out(tmp_path):
+    webhook = {"url": "https://x.example/", "event_types": ["client_event"], "filter": ["x"], "headers": 7}
+    (app,) = plan_of(tmp_path, [APP | {"webhooks": [webhook]}]).apps
+    assert app.webhooks == [{"url": "https://x.example/", "events": ["client_event"], "channels": []}]
+
+
+def test_a_null_leaves_what_paths_say_below_it(tmp_path):
+    pair = {"ssl.certPath": "/c.pem", "ssl.keyPath": "/k.pem"}
+    for given in ({"ssl": None} | pair, pair | {"ssl": None}):
+        assert plan_of(tmp_path, given | {"appManager.array.apps": [APP]}).server["tls_cert"] == "/c.pem"
+
+
+def test_a_path_below_a_value_without_fields_is_refused(tmp_path):
+    with pytest.raises(SourceError, match=r"has ssl\.certPath, but also a value for ssl that has no fields"):
+        plan_of(tmp_path, {"ssl": True, "ssl.certPath": "/c.pem", "appManager.array.apps": [APP]})

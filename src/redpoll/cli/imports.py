@@ -101,10 +101,7 @@ def _print(plan: Plan, outcomes: list[dict[str, Any]], dry_run: bool) -> None:
     for outcome in outcomes:
         would_be = "would be " if dry_run and outcome["outcome"] != "unchanged" else ""
         click.echo(f"app {outcome['id']} ({safe(outcome['name'])}): {would_be}{outcome['outcome']}")
-        refused = {f"webhook {webhook['url']}": webhook["fault"] for webhook in outcome["webhooks"] if webhook["fault"]}
-        _print_table(row for row in plan.rows if row.app == outcome["id"] and row.ours and row.theirs not in refused)
-        for name, fault in refused.items():
-            click.echo(f"  NOT created: {safe(name)}: {fault}")
+        _print_app(plan, outcome)
         click.echo()
     if plan.server:
         click.echo("settings of the server: write these lines into redpoll.toml")
@@ -119,6 +116,25 @@ def _print(plan: Plan, outcomes: list[dict[str, Any]], dry_run: bool) -> None:
         _print_table(without)
     if dry_run:
         click.echo("\nThis was a dry run: nothing was changed.")
+
+
+def _print_app(plan: Plan, outcome: dict[str, Any]) -> None:
+    """Prints what was taken over, then the webhooks that weren't."""
+    rows = [row for row in plan.rows if row.app == outcome["id"] and row.ours]
+    not_done = []
+    # Both in the order of the plan.
+    for row, webhook in zip(
+        [row for row in rows if row.theirs.startswith("webhook ")], outcome["webhooks"], strict=True
+    ):
+        if webhook["fault"]:
+            rows.remove(row)
+            not_done.append(f"NOT created: {safe(row.theirs)}: {webhook['fault']}")
+        elif webhook["differs"]:
+            rows.remove(row)
+            not_done.append(f"NOT changed: {safe(row.theirs)} exists, but differs: {safe(webhook['differs'])}")
+    _print_table(rows)
+    for line in not_done:
+        click.echo(f"  {line}")
 
 
 def _toml(value: str | int | float | bool) -> str:

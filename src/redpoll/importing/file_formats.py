@@ -18,6 +18,9 @@ FORMATS: Final = ("toml", "yaml", "json")
 _MAX_REPEATED: Final = 100_000
 # The file itself needs 5. libyaml's composer calls itself for each level, and would overflow the stack.
 _MAX_YAML_DEPTH: Final = 50
+# Fields that are texts, though people write numbers and dates in them without quotes.
+_TEXTS: Final = ("id", "key")
+_WRITTEN_AS_TEXT: Final = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 
 
 class Fault(NamedTuple):
@@ -168,6 +171,9 @@ class _Yaml:
                 if name in mapping:
                     self._faults.append(Fault(where, "this name is here twice"))
                 mapping[name] = self.value(value_node, where)
+                if name in _TEXTS and value_node.tag in _WRITTEN_AS_TEXT:
+                    # YAML reads 0123 as 83, and 12:30:45 as 45045.
+                    mapping[name] = str(value_node.value)
                 self._lines[where] = name_node.start_mark.line + 1
             return mapping
         return self._loader.construct_object(node)

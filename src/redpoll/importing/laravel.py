@@ -5,27 +5,39 @@ An environment file has only what the package's own configuration reads from it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
 from redpoll.importing.documents import Document
-from redpoll.importing.php import Expression
-from redpoll.importing.plan import Plan, SourceError, as_bool, as_number
+from redpoll.importing.php import Expression, env_value
+from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
 
 __all__ = ["read_laravel_websockets", "read_reverb"]
 
 # redpoll's own limit of a message from a client, which theirs may exceed.
 _OUR_MESSAGE_BYTES: Final = 65_536
 _OUR_DATA_BYTES: Final = 10_240
+_COMPUTED: Final = "an expression that only PHP can compute: set it by hand"
+# What is read of a server, and of the tables in it.
+_REVERB_FIELDS: Final = (
+    *("host", "port", "path", "max_request_size", "options", "tls", "local_cert", "local_pk", "passphrase"),
+    *("scaling", "enabled", "server", "url", "username", "password", "database"),
+)
+_WEBSOCKETS_FIELDS: Final = (
+    *("dashboard", "port", "ssl", "local_cert", "local_pk", "passphrase", "replication", "mode"),
+    "max_request_size_in_kb",
+)
 
 
 def read_reverb(document: Document) -> Plan:
     """Raises SourceError."""
     config = _config(document, _reverb_of_env)
     plan = Plan("reverb")
-    servers = _table(config.get("servers"))
-    server = _table(servers.get(str(config.get("default") or "reverb")))
+    chosen = _readable(plan, {name: config.get(name) for name in ("default", "servers")})
+    name = str(chosen.get("default") or "reverb")
+    servers = _table(chosen.get("servers"))
+    server = _table(_server_fields(plan, {name: servers.get(name)}, (name, *_REVERB_FIELDS), "servers.").get(name))
     apps = _table(config.get("apps")).get("apps")
     for index, fields in enumerate(_list_of_apps(apps, document)):
         _reverb_app(plan, fields, server, f"{document.path}: app {index}")
@@ -36,7 +48,7 @@ def read_reverb(document: Document) -> Plan:
 
 def _reverb_of_env(env: Mapping[str, str]) -> dict[str, Any]:
     def get(name: str) -> Any:
-        return env.get(name) or None
+        return env_value(env.get(name, "")) or None
 
     app = {
         "app_id": get("REVERB_APP_ID"),
@@ -72,10 +84,11 @@ def _reverb_of_env(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], where: str) -> None:
-    fields = _readable(plan, fields)
+    origins = fields.get("allowed_origins", ["*"])
+    fields = _readable(plan, {name: value for name, value in fields.items() if name != "allowed_origins"})
     app = plan.app(fields.get("app_id"), fields.get("key"), fields.get("secret"), fields.get("name"), where=where)
     app.limit("max_connections", fields.get("max_connections"), "max_connections")
-    app.origins("allowed_origins", fields.get("allowed_origins", ["*"]))
+    _origins(app, origins)
     accepts = fields.get("accept_client_events_from") or "members"
     note = "redpoll accepts them from subscribers of the channel only" if accepts == "all" else ""
     app.set("accept_client_events_from", accepts, "client_events", accepts != "none", note)
@@ -92,7 +105,7 @@ def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], wher
         app.nothing(
             "ping_interval", fields["ping_interval"], "redpoll pings after activity_timeout_s without a message"
         )
-    limits = _table(fields.get("rate_limiting"))
+    limits = _readable(plan, _table(fields.get("rate_limiting")), "rate_limiting.")
     if as_bool(limits.get("enabled")):
         shown = f"{limits.get('max_attempts', 60)} in {limits.get('decay_seconds', 60)} s"
         app.nothing("rate_limiting", shown, "redpoll limits client events (client_events_per_second) and subscribes")
@@ -100,8 +113,10 @@ def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], wher
 
 
 def _public_url(plan: Plan, options: dict[str, Any]) -> None:
+    options = _readable(plan, {name: options.get(name) for name in ("host", "port", "scheme")}, "options.")
     host = options.get("host")
-    if isinstance(host, str) and host and "public_url" not in plan.server:
+    # Without one of them the address would be a wrong one.
+    if isinstance(host, str) and host and len(options) == 3 and "public_url" not in plan.server:
         scheme = options.get("scheme") or "https"
         url = f"{scheme}://{host}:{options.get('port') or (443 if scheme == 'https' else 80)}"
         plan.set("options", url, "public_url", url, "the address in the dashboard's examples")
@@ -114,14 +129,17 @@ def _reverb_server(plan: Plan, server: dict[str, Any]) -> None:
     if server.get("path"):
         plan.set("servers.path", server["path"], "path_prefix", "/" + str(server["path"]).strip("/"))
     tls = _table(_table(server.get("options")).get("tls"))
-    if tls.get("local_cert") is not None:
-        _certificate(plan, tls, 8_080)
+    _certificate(plan, tls, 8_080)
     scaling = _table(server.get("scaling"))
     if as_bool(scaling.get("enabled")):
         _redis(plan, _table(scaling.get("server")))
 
 
 def _certificate(plan: Plan, tls: dict[str, Any], default_port: int) -> None:
+    if tls.get("local_cert") is None:
+        if tls.get("local_pk") is not None:
+            plan.nothing("tls.local_pk", tls["local_pk"], "there is no certificate that can be read")
+        return
     plan.set("tls.local_cert", tls["local_cert"], "tls_cert", str(tls["local_cert"]))
     if tls.get("local_pk") is not None:
         plan.set("tls.local_pk", tls["local_pk"], "tls_key", str(tls["local_pk"]))
@@ -152,13 +170,13 @@ def read_laravel_websockets(document: Document) -> Plan:
     size_kb = config.get("max_request_size_in_kb", 250)
     for index, fields in enumerate(_list_of_apps(config.get("apps"), document)):
         _websockets_app(plan, fields, shared_origins, size_kb, f"{document.path}: app {index}")
-    port = _table(config.get("dashboard")).get("port")
+    server = _server_fields(plan, config, _WEBSOCKETS_FIELDS)
+    port = _table(server.get("dashboard")).get("port")
     if port is not None:
         plan.set("dashboard.port", port, "port", port)
-    tls = _table(config.get("ssl"))
-    if tls.get("local_cert") is not None:
-        _certificate(plan, tls, 6_001)
-    if _table(config.get("replication")).get("mode") == "redis":
+    tls = _table(server.get("ssl"))
+    _certificate(plan, tls, 6_001)
+    if _table(server.get("replication")).get("mode") == "redis":
         plan.nothing("replication", "redis", "set redis_url to the address of that Redis")
     plan.unlimited_triggers("rate of publish requests")
     return plan
@@ -166,7 +184,7 @@ def read_laravel_websockets(document: Document) -> Plan:
 
 def _websockets_of_env(env: Mapping[str, str]) -> dict[str, Any]:
     def get(name: str) -> Any:
-        return env.get(name) or None
+        return env_value(env.get(name, "")) or None
 
     app = {
         "id": get("PUSHER_APP_ID"),
@@ -189,16 +207,16 @@ def _websockets_of_env(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, size_kb: Any, where: str) -> None:
-    fields = _readable(plan, fields)
+    origins = fields.get("allowed_origins", shared_origins)
+    fields = _readable(plan, {name: value for name, value in fields.items() if name != "allowed_origins"})
     app = plan.app(fields.get("id"), fields.get("key"), fields.get("secret"), fields.get("name"), where=where)
     app.limit("capacity", fields.get("capacity"), "max_connections")
     messages = fields.get("enable_client_messages")
     app.set("enable_client_messages", messages or False, "client_events", as_bool(messages))
-    origins = fields.get("allowed_origins", shared_origins)
     if isinstance(origins, str):
         # The package's tables have one text.
         origins = [part for part in origins.split(",") if part.strip()]
-    app.origins("allowed_origins", origins or [])
+    _origins(app, origins or [])
     if not isinstance(size_kb, Expression):
         size = as_number(size_kb, "max_request_size_in_kb") * 1_024
         app.set("max_request_size_in_kb", size_kb, "max_data_bytes", size)
@@ -240,9 +258,30 @@ def _list_of_apps(apps: Any, document: Document) -> list[dict[str, Any]]:
     return apps
 
 
-def _readable(plan: Plan, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields without those that only PHP can compute, which get a row."""
+def _readable(plan: Plan, fields: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """The fields without those that only PHP can compute, which get a row. `path` is what comes before the names."""
     for name, value in fields.items():
         if isinstance(value, Expression):
-            plan.nothing(str(name), value.text, "an expression that only PHP can compute: set it by hand")
+            plan.nothing(f"{path}{name}", without_secrets(str(name), value.text), _COMPUTED)
     return {name: value for name, value in fields.items() if not isinstance(value, Expression)}
+
+
+def _server_fields(plan: Plan, fields: dict[str, Any], names: Collection[str], path: str = "") -> dict[str, Any]:
+    """Like `_readable`, for the fields with these names, and those of the tables in them."""
+    readable = _readable(plan, {name: value for name, value in fields.items() if name in names}, path)
+    return {
+        name: _server_fields(plan, value, names, f"{path}{name}.") if isinstance(value, dict) else value
+        for name, value in readable.items()
+    }
+
+
+def _origins(app: AppPlan, origins: Any) -> None:
+    """Takes over the origins that can be read. Those that only PHP can compute get a row each."""
+    entries = origins if isinstance(origins, list) else [origins]
+    readable = [entry for entry in entries if not isinstance(entry, Expression)]
+    note = _COMPUTED if readable else f"{_COMPUTED}; in a new app all hosts may connect"
+    for entry in entries:
+        if isinstance(entry, Expression):
+            app.nothing("allowed_origins", entry.text, note)
+    if readable or not entries:
+        app.origins("allowed_origins", readable if isinstance(origins, list) else origins)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from redpoll.importing.plan import SourceError
 
-__all__ = ["Expression", "parse"]
+__all__ = ["Expression", "env_value", "parse"]
 
 
 class Expression(NamedTuple):
@@ -33,8 +33,9 @@ _TOKEN = re.compile(
 )
 _CASTS = {"int", "string", "bool", "float", "array"}
 _WORDS = {"true": True, "false": False, "null": None}
-# What Laravel's env() makes of these texts.
+# What Laravel's env() makes of these texts, also in parentheses.
 _ENV_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "empty": ""}
+_ENV_WORD = re.compile(r"\((true|false|null|empty)\)|(true|false|null|empty)", re.IGNORECASE)
 _MAX_DEPTH = 50
 _MAX_DIGITS = 30
 _END = "end of file"
@@ -54,6 +55,12 @@ def parse(text: str, env: Mapping[str, str]) -> Any:
         if word == "return":
             return _Reader(text, tokens, at + 1, env).value(0)
     raise SourceError("the PHP file returns no configuration")
+
+
+def env_value(text: str) -> Any:
+    """What Laravel's env() makes of a variable's text: `null` is None, `true` is True, `empty` is ""."""
+    word = _ENV_WORD.fullmatch(text)
+    return text if word is None else _ENV_WORDS[(word[1] or word[2]).lower()]
 
 
 class _Reader:
@@ -129,7 +136,7 @@ class _Reader:
         value = self._env.get(str(name))
         if value is None:
             return default
-        return _ENV_WORDS.get(value.strip("()").lower(), value)
+        return env_value(value)
 
     def _array(self, end: str, depth: int) -> Any:
         """The items up to `end`: a list, or a dict if one of them has a key."""

@@ -6,6 +6,7 @@ The modules of the other servers fill a `Plan`. Values that exceed a limit of re
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,12 +20,17 @@ from redpoll.config.app_names import (
 )
 from redpoll.protocol.apps import SETTINGS, parse_setting
 
-__all__ = ["AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number"]
+__all__ = ["AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number", "without_secrets"]
 
 # Environment files have numbers as text.
 _NUMBERS: Final = frozenset(("port", "tls_port", "control_port"))
 # Their word for "no limit".
 _UNLIMITED: Final = (-1, 0, None, "", "-1", "0")
+# Names of settings whose values aren't printed.
+_SECRET_NAME: Final = re.compile(
+    r"pass|pwd|secret|token|credential|authorization|(access|api|encryption|master|private)[-_]?key", re.IGNORECASE
+)
+_CREDENTIALS_IN_URL: Final = re.compile(r"(?<=://)[^/\s]*@")
 
 
 class SourceError(Exception):
@@ -124,7 +130,11 @@ class Plan:
     def app(self, app_id: Any, key: Any, secret: Any, name: Any = None, *, where: str) -> AppPlan:
         """Adds an app. Raises SourceError if redpoll can't have an app like that."""
         values = {"id": app_id, "key": key, "secret": secret}
-        missing = [part for part, value in values.items() if not isinstance(value, str | int) or value == ""]
+        missing = [
+            part
+            for part, value in values.items()
+            if not isinstance(value, str | int) or isinstance(value, bool) or value == ""
+        ]
         if missing:
             raise SourceError(f"{where}: no {' and no '.join(missing)} of the app found")
         app_id, key, secret = str(app_id), str(key), str(secret)
@@ -176,6 +186,17 @@ def as_number(value: Any, where: str) -> float:
     if not math.isfinite(number):
         raise SourceError(f"{where} is not a number: {str(value)[:50]!r}")
     return number
+
+
+def without_secrets(name: str, value: Any) -> Any:
+    """The value of their setting `name` as it may be printed: "…" in the place of a password, secret, token or key."""
+    if _SECRET_NAME.search(name):
+        return "…"
+    if isinstance(value, dict):
+        return {inner: without_secrets(str(inner), content) for inner, content in value.items()}
+    if isinstance(value, list):
+        return [without_secrets("", item) for item in value]
+    return _CREDENTIALS_IN_URL.sub("…@", value) if isinstance(value, str) else value
 
 
 def _joined(*notes: str) -> str:

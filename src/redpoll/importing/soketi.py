@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from redpoll.config.settings import Settings
 from redpoll.importing.documents import Document
-from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number
+from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
 from redpoll.protocol.apps import SETTINGS
 from redpoll.protocol.channels import MAX_NAME_CHARS
 
@@ -119,7 +119,7 @@ def read(document: Document) -> Plan:
     for path, value in options.rest():
         # Without it redpoll logs what soketi logs.
         if path != "debug" or as_bool(value):
-            plan.nothing(path, value, _reason(path))
+            plan.nothing(path, without_secrets(path, value), _reason(path))
     return plan
 
 
@@ -131,6 +131,7 @@ class _Options:
     """soketi's options as a tree. `take` removes a value, so that `rest` has what nobody asked for."""
 
     def __init__(self, document: Document) -> None:
+        self._name = document.path
         self._tree: dict[str, Any] = {}
         if document.kind == "php":
             raise SourceError(f"{document.path} is PHP; soketi's configuration is JSON or an environment file")
@@ -146,13 +147,20 @@ class _Options:
                     self._put(path, _from_text(value))
 
     def _put(self, path: str, value: Any) -> None:
+        """Raises SourceError if a part of the path has a value of its own, which has no fields."""
+        if value is None:
+            return
         *parents, name = path.split(".")
         node = self._tree
         for parent in parents:
-            below = node.setdefault(parent, {})
-            if isinstance(below, list):
+            below = node.get(parent)
+            if below is None:
+                below = node[parent] = {}
+            elif isinstance(below, list):
                 # The paths of one app's fields after a whole list: soketi overrides the list's item.
                 below = node[parent] = {str(index): item for index, item in enumerate(below)}
+            elif not isinstance(below, dict):
+                raise SourceError(f"{self._name} has {path}, but also a value for {parent} that has no fields")
             node = below
         if isinstance(value, dict) and isinstance(node.get(name), dict):
             node[name].update(value)
@@ -283,11 +291,10 @@ def _app(plan: Plan, fields: _Fields, limits: _Limits, where: str) -> _ClientRat
         app.set("enableUserAuthentication", True, "user_authentication_timeout_s", f"{seconds:g}")
     _rates(plan, app, fields)
     client_events = fields.read("maxClientEventsPerSecond", -1)
-    webhooks = fields.read("webhooks")
-    for webhook in _from_text(webhooks) if isinstance(webhooks, str) else webhooks or ():
+    for webhook in _webhooks(app, fields.read("webhooks")):
         _webhook(app, webhook, limits.batches_webhooks)
     for field, value in fields.rest():
-        app.nothing(field, value, "redpoll has no such setting")
+        app.nothing(field, without_secrets(field, value), "redpoll has no such setting")
     return _ClientRate(app, client_events, as_number(client_events, "maxClientEventsPerSecond"))
 
 
@@ -326,26 +333,37 @@ def _client_rates(plan: Plan, rates: Sequence[_ClientRate]) -> None:
             )
 
 
+def _webhooks(app: AppPlan, webhooks: Any) -> list[Any]:
+    """The app's list of webhooks, which is JSON in a table."""
+    if isinstance(webhooks, str):
+        webhooks = _from_text(webhooks)
+    if webhooks is not None and not isinstance(webhooks, list):
+        app.nothing("webhooks", without_secrets("webhooks", webhooks), "not a list of webhooks")
+    return webhooks if isinstance(webhooks, list) else []
+
+
 def _webhook(app: AppPlan, webhook: Any, batch: bool) -> None:
     if not isinstance(webhook, dict) or not isinstance(webhook.get("url"), str):
         what = webhook.get("lambda_function", webhook) if isinstance(webhook, dict) else webhook
-        app.nothing("webhook", what, "redpoll posts to a URL; put an HTTP endpoint in front of the function")
+        advice = "redpoll posts to a URL; put an HTTP endpoint in front of the function"
+        app.nothing("webhook", without_secrets("webhook", what), advice)
         return
-    url = webhook["url"]
-    events = [_WEBHOOK_EVENTS[name] for name in webhook.get("event_types", ()) if name in _WEBHOOK_EVENTS]
-    filters = webhook.get("filter") or {}
+    url, listed, filters = webhook["url"], webhook.get("event_types"), webhook.get("filter")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    events = [_WEBHOOK_EVENTS[name] for name in names if name in _WEBHOOK_EVENTS]
+    filters = filters if isinstance(filters, dict) else {}
     prefix = filters.get("channel_name_starts_with")
     if not events:
-        app.nothing(f"webhook {url}", webhook.get("event_types"), "none of its events exists here")
+        app.nothing(f"webhook {url}", listed, "none of its events exists here")
         return
-    app.add_webhook(url, events, [prefix] if prefix else [], batch)
+    app.add_webhook(url, events, [str(prefix)] if prefix else [], batch)
     if filters.get("channel_name_ends_with"):
         app.nothing(
             f"filter of webhook {url}",
             filters["channel_name_ends_with"],
             "redpoll filters by the beginning of names only",
         )
-    if webhook.get("headers"):
+    if isinstance(webhook.get("headers"), dict) and webhook["headers"]:
         app.nothing(f"headers of webhook {url}", ", ".join(webhook["headers"]), "check X-Pusher-Signature instead")
 
 

@@ -103,3 +103,20 @@ async def test_audit_log_names_the_app_and_its_settings_but_no_secret(context):
         (entry,) = (await connection.execute(sa.select(audit))).all()
     assert (entry.action, entry.app_id, entry.detail) == ("app import", "my_app.1", "max_connections 0 → 5")
     assert "s/1" not in str(entry)
+
+
+async def test_existing_endpoint_that_is_another_one_stays_and_is_reported(context):
+    await imported(context, APP)
+    endpoints = context.webhooks.endpoints
+    words = {"events": WEBHOOK["events"], "channels": WEBHOOK["channels"]}
+    own = await endpoints.create("my_app.1", WEBHOOK["url"], **words, client_events=("client-a",))
+    await endpoints.change(own.id, enabled=False)
+    (outcome,) = await imported(context, APP | {"webhooks": [WEBHOOK | {"batch": True}]})
+    (webhook,) = outcome["webhooks"]
+    assert (webhook["outcome"], webhook["fault"]) == ("differs", None)
+    assert webhook["differs"] == "format service, not batched, only the client events client-a, disabled"
+    assert [one.format for one in endpoints.of_app("my_app.1")] == ["service"]
+    # One of several is what the plan says.
+    await endpoints.create("my_app.1", WEBHOOK["url"], **words, format="pusher", batch=True)
+    (outcome,) = await imported(context, APP | {"webhooks": [WEBHOOK | {"batch": True}]})
+    assert (outcome["webhooks"][0]["outcome"], outcome["webhooks"][0]["differs"]) == ("unchanged", None)

@@ -1,7 +1,8 @@
 """The command `app import`: creates or updates the apps of a plan (redpoll/importing), with their webhooks.
 
 All apps are checked before the first is written. Webhooks that can't be created are reported and don't stop the import,
-because clients don't need them. Repeating an import changes nothing.
+because clients don't need them. An endpoint that exists stays as it is, because its receiver may depend on it; where it
+isn't what the plan says, that is reported. Repeating an import changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from redpoll.control.records.records import RecordError
 from redpoll.ipc.command_socket import CommandError
 from redpoll.protocol.apps import App, Key, parse_setting
 from redpoll.store.audit import COMMAND_LINE
+from redpoll.store.webhooks import Endpoint
 
 __all__ = ["COMMANDS"]
 
@@ -77,11 +79,13 @@ async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_
     webhooks = context.webhooks
     if webhooks is None:
         raise CommandError("the server is still starting; try again in a moment")
-    shown: dict[str, Any] = {"url": planned.url, "fault": None}
+    shown: dict[str, Any] = {"url": planned.url, "fault": None, "differs": None}
     wanted = (planned.url, sorted(planned.events), sorted(planned.channels))
     with_url = [own for own in webhooks.endpoints.of_app(app_id) if not own.pulled]
-    if any((own.url, sorted(own.events), sorted(own.channels)) == wanted for own in with_url):
-        return {**shown, "outcome": "unchanged"}
+    same = [own for own in with_url if (own.url, sorted(own.events), sorted(own.channels)) == wanted]
+    if same:
+        nearest = min((_differences(own, planned) for own in same), key=len)
+        return {**shown, "outcome": "differs" if nearest else "unchanged", "differs": ", ".join(nearest) or None}
     try:
         fault = webhooks.endpoints.fault_of(planned.url, planned.events, _FORMAT, planned.channels)
         if fault is None and not dry_run:
@@ -97,6 +101,20 @@ async def _import_webhook(context: Context, app_id: str, planned: _Webhook, dry_
     except RecordError as error:
         fault = str(error)
     return {**shown, "outcome": "refused" if fault else "created", "fault": fault}
+
+
+def _differences(own: Endpoint, planned: _Webhook) -> list[str]:
+    """What the endpoint is, and the planned one would not be."""
+    words = []
+    if own.format != _FORMAT:
+        words.append(f"format {own.format}")
+    if own.batch != planned.batch:
+        words.append("batched" if own.batch else "not batched")
+    if own.client_events:
+        words.append(f"only the client events {', '.join(own.client_events)}")
+    if not own.enabled:
+        words.append("disabled")
+    return words
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
