@@ -7,9 +7,12 @@ import stat
 
 import pytest
 
+from helpers.certs import self_signed
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
 from redpoll.cli import backup
+from redpoll.config import data_files
+from redpoll.config.data_files import is_own_file
 from redpoll.ipc.command_socket import CommandError, ask, socket_path
 
 
@@ -33,6 +36,48 @@ def test_a_backup_is_replaced_only_by_force(typed, app_id, tmp_path):
     file = tmp_path / "saved.sqlite"
     for words, code in (((), 0), ((), 2), (("--force",), 0)):
         assert typed("backup", str(file), *words).exit_code == code
+
+
+def test_a_backup_replaces_no_file_that_a_server_uses(typed, app_id, tmp_path):
+    data = tmp_path / "data"
+    (tmp_path / "link").symlink_to(data / "redpoll.sqlite")
+    (tmp_path / "hard").hardlink_to(data / "redpoll.sqlite")
+    (tmp_path / "folder").symlink_to(data)
+    (data / "redis").mkdir()
+    refused = [data / name for name in ("redpoll.sqlite", "redpoll.sqlite-wal", "events.sqlite", "charts.sqlite-shm")]
+    refused += [data / name for name in ("lock", "tls.pem", "first-login", "records-in-postgresql", "redis/dump.rdb")]
+    refused += [tmp_path / name for name in ("link", "hard", "folder/redpoll.sqlite", "data/../data/redpoll.sqlite")]
+    before = (data / "redpoll.sqlite").stat()
+    for file in refused:
+        result = typed("backup", str(file), "--force")
+        assert (result.exit_code, "that a server itself uses" in result.stderr) == (2, True), file
+    assert (data / "redpoll.sqlite").stat().st_ino == before.st_ino
+    assert (data / "redpoll.sqlite").stat().st_size == before.st_size
+    assert typed("backup", str(data / "today.sqlite")).exit_code == 0
+    assert typed("backup", str(data / "today.sqlite"), "--force").exit_code == 0
+
+
+def test_a_backup_replaces_no_record_store_of_another_server(typed, app_id, tmp_path):
+    other = tmp_path / "other"
+    assert typed("app", "create", "other", "--data-dir", str(other)).exit_code == 0
+    result = typed("backup", str(other / "redpoll.sqlite"), "--force")
+    assert (result.exit_code, "that a server itself uses" in result.stderr) == (2, True)
+    (tmp_path / "backups").mkdir()
+    assert typed("backup", str(tmp_path / "backups" / "redpoll.sqlite")).exit_code == 0
+
+
+def test_a_backup_replaces_nothing_in_the_folder_of_a_running_server(typed, tmp_path):
+    cert, key = self_signed(tmp_path)
+    with Server(workers=1, tls_port=0, tls_cert=cert, tls_key=key) as server:
+        data = server.folder / "data"
+        names = {path.name for path in data.iterdir()}
+        assert {"redpoll.sqlite-wal", "events.sqlite", "charts.sqlite", "control.sock", "tls.pem"} <= names
+        assert [name for name in sorted(names) if not is_own_file(data / name, data)] == []
+        committed = json.loads(typed("app", "create", "committed", "--json", "--data-dir", str(data)).stdout)
+        refused = typed("backup", str(data / "redpoll.sqlite"), "--force", "--data-dir", str(data))
+        assert refused.exit_code == 2
+        server.stop()
+        assert typed("app", "show", committed["id"], "--data-dir", str(data)).exit_code == 0
 
 
 def test_without_records_there_is_no_backup(typed, tmp_path):
@@ -171,6 +216,19 @@ def test_records_in_postgres_are_left_to_its_own_tools(typed, app_id, tmp_path, 
     monkeypatch.setenv("REDPOLL_DATABASE_URL", "postgresql://redpoll:hunter2@db/redpoll")
     result = typed(command, str(file), *(["--force"] if command == "backup" else []))
     assert (result.exit_code, tool in result.stderr, "hunter2" in result.stderr) == (1, True, False)
+
+
+@pytest.mark.parametrize(("command", "tool"), [("backup", "pg_dump"), ("restore", "pg_restore")])
+def test_an_old_record_store_is_left_alone_when_the_records_are_in_postgres(typed, app_id, tmp_path, command, tool):
+    file = tmp_path / "saved.sqlite"
+    typed("backup", str(file))
+    data_files.note_postgres(tmp_path / "data", "PostgreSQL at db/redpoll")
+    before = [(path.read_bytes()) for path in (file, tmp_path / "data" / "redpoll.sqlite")]
+    result = typed(command, str(file), *(["--force"] if command == "backup" else []))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "are in PostgreSQL at db/redpoll: " in result.stderr
+    assert tool in result.stderr
+    assert [(path.read_bytes()) for path in (file, tmp_path / "data" / "redpoll.sqlite")] == before
 
 
 def test_root_restores_with_the_rights_of_the_folders_owner(typed, foreign, tmp_path, monkeypatch):

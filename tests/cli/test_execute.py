@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
+from redpoll.config import data_files
 from redpoll.host import datafolder
 from redpoll.ipc.command_socket import ask, socket_path
 
@@ -93,6 +94,40 @@ def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
         server.stdin.write("\n")
         server.stdin.flush()
         assert server.stdout.readline() == "while it runs\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("app", "set", "APP", "max_connections=7"),
+        ("app", "list"),
+        ("key", "disable", "APP", "KEY"),
+        ("token", "revoke", "TOKEN"),
+        ("apply", "FILE"),
+        ("migrate",),
+        ("store", "copy", "sqlite:STORE", "sqlite:NEW"),
+    ],
+)
+def test_commands_leave_an_old_record_store_alone_when_the_records_are_in_postgres(typed, app_id, tmp_path, words):
+    store, file = tmp_path / "data" / "redpoll.sqlite", tmp_path / "apps.toml"
+    file.write_text("[[apps]]\nid = 'shop'\nkey = 'k'\nsecret = 's'\n")
+    before = store.read_bytes()
+    data_files.note_postgres(store.parent, "PostgreSQL at db/redpoll")
+    meant = {"APP": app_id, "FILE": str(file), "sqlite:STORE": f"sqlite:{store}", "sqlite:NEW": f"sqlite:{file}.new"}
+    result = typed(*(meant.get(word, word) for word in words))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert result.stderr.startswith(f"the records of {store.parent} are in PostgreSQL at db/redpoll: ")
+    assert store.read_bytes() == before
+    (store.parent / data_files.MARKER).unlink()
+    assert json.loads(typed("app", "list", "--json").stdout)[0]["id"] == app_id
+
+
+def test_root_reads_the_marker_with_the_rights_of_the_folders_owner(typed, foreign, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("root's")
+    (foreign / data_files.MARKER).symlink_to(secret)
+    result = typed("app", "list")
+    assert (result.exit_code, "root's" in result.stderr) == (2, False)
 
 
 def test_root_leaves_no_file_of_its_own_in_somebody_elses_folder(typed, foreign):

@@ -1,9 +1,13 @@
 """`serve`, `check-config`, `version`: output and exit codes."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import redpoll
 from helpers.server import Server
+from redpoll.config import data_files
 from redpoll.config.config import TABLE
 from redpoll.host import datafolder
 
@@ -102,3 +106,31 @@ def test_root_starts_no_server_in_somebody_elses_folder(typed, foreign):
     assert result.exit_code == 1
     assert "belongs to nobody" in result.stderr
     assert list(foreign.iterdir()) == []
+
+
+def test_a_server_starts_in_a_pod_beside_a_service_named_redpoll(tmp_path):
+    file = tmp_path / "redpoll.toml"
+    file.write_text('host = "127.0.0.1"\nport = 0\ncontrol_port = 0\nworkers = 1\n')
+    links = {"PORT": "tcp://10.96.12.3:80", "PORT_80_TCP": "tcp://10.96.12.3:80", "PORT_80_TCP_ADDR": "10.96.12.3"}
+    links |= {"SERVICE_HOST": "10.96.12.3", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80"}
+    command = [sys.executable, "-m", "redpoll", "serve", "--config", str(file), "--data-dir", str(tmp_path / "data")]
+    environment = Server(**links).environment()
+    with (
+        open(tmp_path / "err", "w") as errors,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+    ):
+        printed = []
+        while not printed or (printed[-1] and not printed[-1].startswith("ready ")):
+            printed.append(server.stdout.readline())
+        server.send_signal(signal.SIGTERM)
+    said = (tmp_path / "err").read_text()
+    assert (server.returncode, printed[-1].startswith("ready public=http://127.0.0.1:")) == (0, True), said
+    assert "is not a setting" not in said
+
+
+def test_serve_refuses_a_folder_whose_records_are_in_postgres(typed, app_id, tmp_path):
+    data_files.note_postgres(tmp_path / "data", "PostgreSQL at db/redpoll")
+    result = typed("serve", "--port", "0", "--control-port", "0")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"the records of {tmp_path / 'data'} are in PostgreSQL at db/redpoll: set database_url" in result.stderr
+    assert "redpoll store copy" in result.stderr

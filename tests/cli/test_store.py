@@ -1,10 +1,14 @@
 """`redpoll store copy`: an existing server's records move to another database."""
 
 import json
+import stat
 
 import pytest
 
+from helpers.server import Server, ServerFailed
+from redpoll.config import data_files
 from redpoll.host import datafolder
+from redpoll.store.postgres import described
 
 
 def test_records_move_to_postgres_and_the_next_server_finds_them(typed, app_id, tmp_path, postgres_url, monkeypatch):
@@ -26,6 +30,34 @@ def test_records_move_to_postgres_and_the_next_server_finds_them(typed, app_id, 
     assert "copied" in typed("store", "copy", postgres_url, f"sqlite:{back}").stdout
     monkeypatch.delenv("REDPOLL_DATABASE_URL")
     assert typed("app", "show", app_id, "--json", "--data-dir", str(back.parent)).stdout == shown
+
+
+def test_a_server_with_database_url_marks_its_folder_until_the_records_are_copied_back(
+    typed, app_id, tmp_path, postgres_url, redis
+):
+    with Server(workers=1, redis_url=redis.url) as server:
+        data = server.folder / "data"
+        server.stop()
+        assert not (data / data_files.MARKER).exists()
+        assert typed("store", "copy", f"sqlite:{data}/redpoll.sqlite", postgres_url).exit_code == 0
+        # SQLite is in use until a server has used the copy.
+        assert typed("app", "list", "--data-dir", str(data)).exit_code == 0
+        server.settings["database_url"] = postgres_url
+        server.start()
+        marker = data / data_files.MARKER
+        assert (stat.S_IMODE(marker.stat().st_mode), marker.read_text()) == (0o600, f"{described(postgres_url)}\n")
+        # The running server knows where its records are.
+        later = json.loads(typed("app", "create", "later", "--json", "--data-dir", str(data)).stdout)["id"]
+        server.stop()
+        assert typed("app", "show", later, "--data-dir", str(data)).exit_code == 2
+        del server.settings["database_url"]
+        with pytest.raises(ServerFailed, match="set database_url"):
+            server.start()
+        (data / "redpoll.sqlite").rename(data / "redpoll.sqlite.old")
+        assert typed("store", "copy", postgres_url, f"sqlite:{data}/redpoll.sqlite").exit_code == 0
+        assert not marker.exists()
+        server.start()
+        assert typed("app", "show", later, "--data-dir", str(data)).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from config.faults import faults_of
 from helpers.certs import self_signed
-from redpoll.config.config import TABLE, Settings, load
+from redpoll.config.config import TABLE, Settings, _is_service_link, load
 from redpoll.config.redis_url import RedisUrl
+from redpoll.config.setting_table import VARIABLES
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -210,6 +211,40 @@ def test_missing_or_malformed_file_is_a_fault(tmp_path):
 def test_unknown_variable_is_a_warning_with_a_suggestion():
     _, warnings = load({}, {"REDPOLL_WORKER": "4", "REDPOLL_DEBUG": "1", "OTHER": "x"})
     assert warnings == ["REDPOLL_WORKER is not a setting; did you mean REDPOLL_WORKERS?"]
+
+
+def service_links(service: str) -> dict[str, str]:
+    """What Kubernetes sets in each pod for a Service with the ports http (80) and https (443)."""
+    links = {f"{service}_SERVICE_HOST": "10.96.12.3", f"{service}_SERVICE_PORT": "80"}
+    links |= {f"{service}_SERVICE_PORT_HTTP": "80", f"{service}_SERVICE_PORT_HTTPS": "443"}
+    links[f"{service}_PORT"] = "tcp://10.96.12.3:80"
+    for port in ("80", "443"):
+        name = f"{service}_PORT_{port}_TCP"
+        links |= {name: f"tcp://10.96.12.3:{port}", f"{name}_PROTO": "tcp", f"{name}_PORT": port}
+        links[f"{name}_ADDR"] = "10.96.12.3"
+    return links
+
+
+@pytest.mark.parametrize("service", ["REDPOLL", "REDPOLL_CONTROL", "REDPOLL_TLS", "SOKETI", "REVERB_SERVER"])
+def test_variables_that_kubernetes_makes_for_a_service_are_no_settings(service):
+    settings, warnings = load({}, service_links(service))
+    assert (settings, warnings) == load({}, {})
+
+
+@pytest.mark.parametrize("value", ["udp://10.96.12.3:80", "sctp://[fd00::1]:80", "tcp://10.96.12.3:6001"])
+def test_a_port_of_a_service_does_not_hide_the_port_in_the_file(tmp_path, value):
+    settings, _ = load({}, {"REDPOLL_PORT": value}, written(tmp_path, "port = 7001"))
+    assert settings.port == 7001
+
+
+def test_what_only_resembles_a_variable_of_a_service_is_reported():
+    assert list(faults_of(environment={"REDPOLL_PORT": "tcp:10.96.12.3:80"})) == ["REDPOLL_PORT"]
+    typos = {"REDPOLL_SERVICE": "x", "REDPOLL_PORT_80": "80", "REDPOLL_PROT": "1"}
+    assert [warning.split()[0] for warning in load({}, typos)[1]] == sorted(typos)
+
+
+def test_no_setting_has_the_name_of_a_variable_of_a_service():
+    assert [name for name in VARIABLES if _is_service_link(name, "1")] == []
 
 
 def test_earlier_name_of_a_setting_is_refused_with_the_new_one(tmp_path):

@@ -118,6 +118,15 @@ def test_scaling_follows_connections():
     }
 
 
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["one pod", "everything"])
+def test_no_pod_gets_the_variables_of_services(values):
+    """The chart's Service may be named redpoll, and REDPOLL_PORT would be one of them."""
+    templates = [
+        found["spec"]["template"] for found in rendered(values).values() if "template" in found.get("spec", {})
+    ]
+    assert [template["spec"]["enableServiceLinks"] for template in templates] == [False]
+
+
 def test_pods_have_no_rights():
     objects = rendered({})
     spec = objects["StatefulSet"]["spec"]["template"]["spec"]

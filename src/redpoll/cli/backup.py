@@ -19,8 +19,9 @@ from pathlib import Path
 import click
 
 from redpoll.cli.common import fail, print_json, refuse
+from redpoll.cli.execute import refuse_unused_store
 from redpoll.cli.records_command import records_command
-from redpoll.config import config
+from redpoll.config import config, data_files
 
 __all__ = ["backup", "copy_database", "restore"]
 
@@ -34,8 +35,8 @@ _RESTORED_WITHIN_S = 60.0
 def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) -> None:
     """Copy the records to FILE, while the server runs: apps, keys, tokens, users, webhooks and their deliveries.
 
-    FILE contains secrets and gets mode 0600. Histories are in Redis, and the event log in events.sqlite; neither is in
-    FILE. With `database_url`, use pg_dump instead.
+    FILE contains secrets and gets mode 0600. It can't be a file that a server itself uses. Histories are in Redis, and
+    the event log in events.sqlite; neither is in FILE. With `database_url`, use pg_dump instead.
 
     \b
     Examples:
@@ -50,10 +51,12 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
     try:
         if not source.exists():
             fail(f"there is no record store at {source}")
-        if file.exists() and not force:
-            refuse([f"{file} exists; --force replaces it"])
         if not file.parent.is_dir():
             fail(f"there is no folder {file.parent}")
+        if data_files.is_own_file(file, source.parent) or (file.exists() and file.samefile(source)):
+            refuse([f"{file} is a file that a server itself uses; choose another name for the backup"])
+        if file.exists() and not force:
+            refuse([f"{file} exists; --force replaces it"])
         with datafolder.as_owner(file.parent), _temporary(partial):
             copy_database(source, partial)
             os.replace(partial, file)
@@ -145,10 +148,11 @@ def _refuse_postgres(settings: config.Settings, what: str, command: str) -> None
     `database_url` was set, isn't meant."""
     if settings.database_url:
         fail(f"the records are in PostgreSQL (database_url): {what} with `{command}`")
+    refuse_unused_store(_database(settings).parent, f"{what} with `{command}`")
 
 
 def _database(settings: config.Settings) -> Path:
-    return Path(settings.data_dir).resolve() / "redpoll.sqlite"
+    return Path(settings.data_dir).resolve() / data_files.RECORDS
 
 
 def copy_database(source: Path, target: Path) -> None:

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from redpoll.cli.common import fail, need_engine
-from redpoll.config import config
+from redpoll.cli.common import fail, need_engine, refuse
+from redpoll.config import config, data_files
 
-__all__ = ["import_store", "run"]
+__all__ = ["import_store", "refuse_unused_store", "run"]
 
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
+_SETTING = "database_url (REDPOLL_DATABASE_URL)"
 _NO_SOCKET_YET = (FileNotFoundError, ConnectionRefusedError)
 _STORE_MODULES = (
     "alembic.command",
@@ -43,6 +44,8 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s
                 if datafolder.foreign_owner(folder) is not None:
                     import_store()
                 with datafolder.as_owner(folder):
+                    if not settings.database_url:
+                        refuse_unused_store(folder)
                     # A third of what a command takes that a server executes.
                     import asyncio
 
@@ -63,6 +66,24 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s
             time.sleep(0.05)
         except (datafolder.DataFolderError, command_socket.CommandError) as error:
             fail(error)
+
+
+def refuse_unused_store(folder: Path, remedy: str = f"set {_SETTING} as for the server") -> None:
+    """For commands without `database_url`: exits with 2 if the folder's server has its records in PostgreSQL."""
+    from redpoll.host import datafolder
+
+    try:
+        with datafolder.as_owner(folder):
+            database = data_files.noted_postgres(folder)
+    except datafolder.DataFolderError as error:
+        fail(error)
+    if database is not None:
+        refuse(
+            [
+                f"the records of {folder} are in {database}: {remedy}, "
+                f"or delete {folder / data_files.MARKER} if they are in {data_files.RECORDS} again"
+            ]
+        )
 
 
 def import_store() -> None:

@@ -11,7 +11,7 @@ import click
 from redpoll import __version__
 from redpoll.cli import without_collections
 from redpoll.cli.common import fail, print_json, settings_of, with_config
-from redpoll.cli.execute import run
+from redpoll.cli.execute import refuse_unused_store, run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
@@ -55,6 +55,11 @@ def serve(config_path: str | None, **flags: Any) -> None:
         from redpoll.host.serve import serve as run_server
         from redpoll.text import logs
 
+    if not settings.database_url:
+        refuse_unused_store(
+            Path(settings.data_dir).resolve(),
+            "set database_url (REDPOLL_DATABASE_URL), move them to a new redpoll.sqlite with `redpoll store copy`",
+        )
     logs.configure(settings, "supervisor")
     capacity.log_shortages(settings)
     try:

@@ -16,9 +16,9 @@ import click
 
 from redpoll.cli.backup import copy_database
 from redpoll.cli.common import fail, print_json, refuse
-from redpoll.cli.execute import import_store
+from redpoll.cli.execute import import_store, refuse_unused_store
 from redpoll.cli.records_command import records_command
-from redpoll.config import config
+from redpoll.config import config, data_files
 
 if TYPE_CHECKING:
     from redpoll.store.migrating import Schema
@@ -47,7 +47,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
 
     A database is `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`. Give the password in the environment variable
     PGPASSWORD or in ~/.pgpass, because other users can read command lines. SOURCE isn't changed. TARGET gets its tables
-    here, so it must be a new database, which no server has used yet.
+    here, so it must be a new database, which no server has used yet. If TARGET is redpoll.sqlite in the data folder of
+    a server, that server can start without `database_url` afterwards.
 
     \b
     Examples:
@@ -71,6 +72,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
                 if (old.parent / "lock").exists():
                     # It is a server's data folder; a backup may be anywhere.
                     _lock(stack, old)
+                if old.name == data_files.RECORDS:
+                    refuse_unused_store(old.parent, "copy them from there")
             if new is not None:
                 if new.exists():
                     fail(f"{new} exists; the target must be a new file")
@@ -81,6 +84,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
             if old is not None:
                 source = _SQLITE + str(_copied(stack, old))
             copied = asyncio.run(_copy(source, target))
+            if new is not None and new.name == data_files.RECORDS:
+                data_files.forget_postgres(new.parent)
         except (OSError, datafolder.DataFolderError) as error:
             fail(error)
     if as_json:
@@ -167,6 +172,8 @@ def migrate(check: bool, settings: config.Settings, as_json: bool) -> None:
     os.umask(0o077)
     folder = Path(settings.data_dir).resolve()
     url = database_url(folder, settings.database_url)
+    if not settings.database_url:
+        refuse_unused_store(folder)
 
     async def apply() -> None:
         await (await Store.open(url)).close()

@@ -45,6 +45,12 @@ _PATH_PREFIX = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*|")
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
 _NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
+# Kubernetes gives each pod such variables for each Service of its namespace (Docker: links), so a Service that is named
+# `redpoll` gives REDPOLL_PORT=tcp://10.96.12.3:80, REDPOLL_SERVICE_HOST and others.
+_SERVICE_LINK = re.compile(
+    r"([A-Z0-9]+_)+(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_LINKED_PORT = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,12 @@ def load(
     """Reads the settings, and returns them with warnings for the log. Raises ConfigError with all faults.
 
     `flags` maps setting names to values, None where a flag is not given. `config_path` comes from --config; without it
-    `REDPOLL_CONFIG` names the file. An empty variable counts as not set. `read_files` False skips the checks of the
-    certificate and key files, for commands whose user need not be able to read them.
+    `REDPOLL_CONFIG` names the file. An empty variable counts as not set, and so do those that Kubernetes makes for
+    Services. `read_files` False skips the checks of the certificate and key files, for commands whose user need not be
+    able to read them.
     """
     faults: list[Fault] = []
+    environment = {name: value for name, value in environment.items() if not _is_service_link(name, value)}
     entries = _from_file(config_path or environment.get(PREFIX + "CONFIG") or None, faults)
     entries |= _from_environment(environment, faults)
     for name, value in flags.items():
@@ -340,6 +348,12 @@ def _open_secrets(entries: Mapping[str, _Entry]) -> list[str]:
                 close = f"chmod 640 {shlex.quote(file)}"
                 warnings.append(f"{file}: other users of this machine can read its secrets; close it with: {close}")
     return warnings
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if name.endswith("_PORT") and _LINKED_PORT.fullmatch(value):
+        return True
+    return _SERVICE_LINK.fullmatch(name) is not None
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ import structlog
 import uvloop
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.config import data_files
 from redpoll.config.certificate import PairError
 from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.commands import commands
@@ -97,11 +98,22 @@ async def _open_store(url: str) -> Store:
             return store
 
 
+def _note_place(start: Start, database: str) -> None:
+    """Has later commands without `database_url` leave the SQLite file alone."""
+    if not start.settings.database_url:
+        return
+    try:
+        data_files.note_postgres(Path(start.data_dir), database)
+    except OSError as error:
+        log.warning("not noted that the records are in PostgreSQL", reason=error.strerror, data_dir=start.data_dir)
+
+
 async def _serve(start: Start, child_pipe: ChildPipe) -> None:
     inbox = _Inbox()
     # At end of file the supervisor is dead. All durable data is committed, so the process can exit at once.
     child_pipe.attach(asyncio.get_running_loop(), TO_CONTROL, inbox, lambda: os._exit(1))
     store = await _open_store(database_url(start.data_dir, start.settings.database_url))
+    _note_place(start, store.name)
     event_log = await _open_event_log(start)
     charts = await _open_charts(start)
     try:
@@ -132,7 +144,7 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, plane.stop)
 
         def restore(file: Path) -> None:
-            os.replace(file, restoring(Path(start.data_dir) / "redpoll.sqlite"))
+            os.replace(file, restoring(Path(start.data_dir) / data_files.RECORDS))
             # The supervisor starts the next process, which opens it.
             plane.stop()
 
