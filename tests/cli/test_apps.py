@@ -1,7 +1,13 @@
 """`redpoll app …`, without a server."""
 
+import io
 import json
+import signal
 
+import pytest
+from click.testing import CliRunner
+
+from redpoll.cli import main
 from redpoll.protocol.apps import SETTINGS
 
 
@@ -72,3 +78,36 @@ def test_app_is_deleted_after_a_question(typed, app_id):
     assert typed("app", "delete", app_id, "--yes").stdout == f"app {app_id} (demo) deleted\n"
     assert typed("app", "show", app_id).exit_code == 1
     assert typed("app", "delete", app_id, "--yes").exit_code == 1
+
+
+class Interrupted(io.RawIOBase):
+    """Ctrl-C while a command reads its standard input."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _into: object) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+
+@pytest.fixture
+def interruptible():
+    """A run of the tests in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupted_at_its_question_it_ends_with_130_and_deletes_nothing(typed, app_id, interruptible):
+    result = CliRunner().invoke(main, ["app", "delete", app_id], input=io.BufferedReader(Interrupted()))
+    assert (result.exit_code, result.stderr.rpartition("[y/N]:")[2]) == (130, " \n")
+    # The end of the input is no Ctrl-C.
+    assert CliRunner().invoke(main, ["app", "delete", app_id], input="").exit_code == 1
+    assert app_id in typed("app", "list").stdout
+
+
+def test_interrupted_while_it_works_it_ends_with_130_quietly(interruptible):
+    words = ["publish", "news", "big", "-", "--url", "http://K:S@127.0.0.1:9/apps/1"]
+    result = CliRunner().invoke(main, words, input=io.BufferedReader(Interrupted()))
+    assert (result.exit_code, result.output) == (130, "")

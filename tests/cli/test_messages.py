@@ -6,8 +6,11 @@ import threading
 import time
 
 import pytest
+from click.testing import CliRunner
 
+from helpers.answering import Answering, reply
 from helpers.wire import Socket, eventually
+from redpoll.cli import main
 
 
 async def test_a_published_event_arrives_and_has_a_trace(on_server_async, server):
@@ -88,3 +91,20 @@ def test_tail_prints_events_as_they_pass(on_server, background):
     assert json.loads(lines[0])["channels"] == ["tailed"]
     earlier = on_server("tail", "--channel", "tailed", "--no-follow", "--lines", "1000").stdout.splitlines()
     assert "tailed  first  2 bytes" in earlier[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [({"channels": []}, ""), ({"channels": {"b": [], "a": {"user_count": 1}}}, "a  user_count=1\nb\n")],
+)
+def test_objects_without_members_may_be_empty_arrays(typed, body, printed):
+    """PHP, and so Reverb, writes them so."""
+    with Answering(reply(200, body)) as reverb:
+        result = typed("channels", "--url", reverb.url)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
+
+
+def test_standard_input_that_is_no_text_is_refused():
+    words = ("publish", "news", "big", "-", "--url", "http://K:S@127.0.0.1:9/apps/1")
+    result = CliRunner().invoke(main, words, input=b"caf\xe9")
+    assert (result.exit_code, result.stderr) == (2, "standard input is not a text in UTF-8\n")

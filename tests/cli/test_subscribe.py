@@ -5,10 +5,13 @@ import json
 import os
 import signal
 import time
+from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
 from helpers.wire import Socket, eventually
+from redpoll.cli.remote import RemoteError
 from redpoll.cli.subscribe import Follower
 from redpoll.doctor.target import parse
 
@@ -132,3 +135,59 @@ def test_interrupted_it_ends_with_130(background):
     following.send_signal(signal.SIGINT)
     assert following.wait(60) == 130
     assert "Traceback" not in following.stderr.read()
+
+
+@asynccontextmanager
+async def answering_subscribes(*frames):
+    """A server that answers each subscribe with these frames and never closes. Yields the app's address."""
+
+    async def serve(request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_json({"event": "pusher:connection_established", "data": '{"socket_id":"1.1"}'})
+        async for _ in socket:
+            for frame in frames:
+                await socket.send_json(frame)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/app/K", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://K:S@127.0.0.1:{runner.addresses[0][1]}/apps/1"
+    finally:
+        await runner.cleanup()
+
+
+UNAUTHORIZED = {"event": "pusher:error", "data": '{"code":4009,"message":"Connection is unauthorized"}'}
+
+
+async def test_an_error_in_answer_to_a_subscribe_ends_with_1_though_the_connection_stays():
+    """As Reverb does after a wrong signature."""
+    async with answering_subscribes(UNAUTHORIZED) as url, asyncio.timeout(60):
+        with pytest.raises(RemoteError, match="answered with the error 4009: Connection is unauthorized"):
+            await anext(Follower(parse(url), ("private-a",), {}).lines())
+
+
+async def test_an_error_that_asks_for_a_new_connection_gets_one():
+    notes = []
+    away = {"event": "pusher:error", "data": {"code": 4200, "message": "moving"}}
+    async with answering_subscribes(away) as url, asyncio.timeout(60):
+        follower = Follower(
+            parse(url), ("a",), {}, note=lambda text: notes.append(text) or asyncio.current_task().cancel()
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await anext(follower.lines())
+        asyncio.current_task().uncancel()
+    assert [note.partition(" answered ")[2] for note in notes] == ["with the error 4200: moving; connecting again"]
+
+
+async def test_an_error_after_the_subscription_ends_nothing():
+    subscribed = {"event": "pusher_internal:subscription_succeeded", "channel": "a", "data": "{}"}
+    event = {"event": "e", "channel": "a", "data": "x"}
+    async with answering_subscribes(subscribed, UNAUTHORIZED, event) as url, asyncio.timeout(60):
+        lines = Follower(parse(url), ("a",), {}).lines()
+        assert [(await anext(lines))["event"] for _ in range(2)] == [subscribed["event"], "e"]
+        await lines.aclose()

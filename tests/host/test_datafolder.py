@@ -1,6 +1,7 @@
 """The lock of the data folder."""
 
 import os
+import resource
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -106,3 +107,17 @@ def test_folder_open_to_others_is_reported_and_keeps_its_mode(tmp_path, mode, te
         found = datafolder.openness(tmp_path)
     assert found is None if text is None else found is not None and found.startswith(text)
     assert tmp_path.stat().st_mode & 0o777 == mode
+
+
+def test_a_lock_that_cannot_be_written_is_reported(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may grow, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(DataFolderError) as caught, datafolder.lock(tmp_path, "serve"):
+            pytest.fail("held without its name")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == f"the data folder {tmp_path} can't be written: File too large"
+    with datafolder.lock(tmp_path, "serve", wait_s=0.0):
+        pass

@@ -79,3 +79,12 @@ async def test_workers_read_a_copy_of_the_pair_that_is_deleted_at_stop(tree, pai
 def test_command_line_of_a_child_names_its_role():
     assert child_command("worker", 3, 9)[1:] == ["-P", "-m", "redpoll", "worker", "3", "--pipe", "9"]
     assert child_command("control", 0, 9)[-3:] == ["control", "--pipe", "9"]
+
+
+def test_certificates_that_cannot_be_written_are_reported(tree, pair):
+    (tree.folder / "data" / "tls.pem.new").mkdir(parents=True)
+    tree.start(**pair)
+    assert tree.process.wait(60) == 1
+    folder = tree.folder / "data"
+    last = tree.err.splitlines()[-1]
+    assert last == f"refused: the TLS certificates can't be written to {folder}: Is a directory"

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
@@ -62,6 +63,7 @@ EVERYWHERE: Final = frozenset(
         "version",
     }
 )
+_INTERRUPTED: Final = 130
 _MODULES: Final = {name: module for module, names in _COMMANDS.items() for name in names}
 
 
@@ -126,6 +128,19 @@ class _Commands(click.Group):
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command if has_engine() else _without_engine(command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Exits with 130 at Ctrl-C. click's own exit code for it is 1, which means a failure."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+        except click.Abort as abort:
+            # At a prompt. The end of the input aborts it too, and is a failure.
+            if not isinstance(abort.__context__, KeyboardInterrupt):
+                raise
+            click.echo(err=True)
+            sys.exit(_INTERRUPTED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

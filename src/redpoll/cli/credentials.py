@@ -235,16 +235,17 @@ def _print_checked(checked: dict[str, Any]) -> None:
     if checked["valid"]:
         click.echo("accepted")
     else:
-        refuse([checked["reason"]])
+        click.echo(checked["reason"], err=True)
 
 
 @grant.command("check", cls=AppCommand)
 @click.argument("app_id", required=False)
 @click.argument("auth")
 @click.option("--channel", metavar="NAME", help="Whether it opens this channel.")
-@executes("grant check", _print_checked)
+@executes("grant check", _print_checked, lambda checked: checked["valid"])
 def grant_check(app_id: str, auth: str, channel: str | None) -> dict[str, Any]:
-    """Show what a grant allows, and whether it is accepted now. AUTH is the key, a colon and the JWT.
+    """Show what a grant allows, and whether it is accepted now. AUTH is the key, a colon and the JWT. Exits with 1 if
+    the grant is refused.
 
     \b
     Examples:

@@ -59,7 +59,10 @@ def publish(
       redpoll publish news headline 1 --app 1234567 --json
     """
     if data == "-":
-        data = sys.stdin.read()
+        try:
+            data = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            refuse(["standard input is not a text in UTF-8"])
     event_body: dict[str, Any] = {"name": event, "channels": [channel, *further], "data": data}
     if socket_id is not None:
         event_body["socket_id"] = socket_id
@@ -116,10 +119,15 @@ def channels(
         elif channel is not None:
             _print_channel(channel, body)
         else:
-            for name, counts in sorted(body["channels"].items()):
-                _print_channel(name, counts)
+            for name, counts in sorted(_object(body["channels"]).items()):
+                _print_channel(name, _object(counts))
 
     execute(show())
+
+
+def _object(value: Any) -> Any:
+    """The value. PHP, and so Reverb, writes an object without members as an empty array."""
+    return {} if value == [] else value
 
 
 def _print_channel(name: str, counts: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ A command that is one verb of control/commands/commands.py is a function that re
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,15 +57,19 @@ def records_command(command: Callable[..., None]) -> Callable[..., None]:
     return with_config(wrapped)
 
 
-def executes(verb: str, show: Callable[[Any], None]) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
+def executes(
+    verb: str, show: Callable[[Any], None], passed: Callable[[Any], bool] = lambda _result: True
+) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
     """Makes a function that returns the arguments of `verb` a command on records. `show` prints the verb's result for
-    people; with --json, the result itself is printed."""
+    people; with --json, the result itself is printed. Then the command exits with 1 if the result isn't `passed`."""
 
     def decorate(arguments: Callable[..., dict[str, Any]]) -> Callable[..., None]:
         @functools.wraps(arguments)
         def command(settings: config.Settings, as_json: bool, **words: Any) -> None:
             result = run(settings, verb, arguments(**words))
             (print_json if as_json else show)(result)
+            if not passed(result):
+                sys.exit(1)
 
         return records_command(command)
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -171,6 +171,8 @@ class Follower:
         async with websocket:
             socket_id = ""
             activity_timeout_s = _ACTIVITY_TIMEOUT_S
+            # Channels whose subscription isn't confirmed.
+            pending = set(self._channels)
             while True:
                 frame = await self._next_frame(websocket, activity_timeout_s)
                 event, data = frame.get("event"), _decoded(frame.get("data"))
@@ -183,8 +185,10 @@ class Follower:
                 elif event == "pusher:ping":
                     await websocket.send_str('{"event":"pusher:pong","data":{}}')
                 elif event in ("pusher:subscription_error", "pusher:error"):
-                    self._refused(frame, data)
+                    self._refused(frame, data, pending)
                 elif "channel" in frame and event != "auth_required":
+                    if event == _SUCCEEDED:
+                        pending.discard(frame["channel"])
                     self._keep_place(frame, data)
                     yield _line(frame, data)
 
@@ -227,14 +231,25 @@ class Follower:
             data["rewind"] = {"count": self._history}
         return {"event": "pusher:subscribe", "data": data}
 
-    def _refused(self, frame: dict[str, Any], data: Any) -> None:
-        """Raises RemoteError unless the server then closes the connection with its own code."""
+    def _refused(self, frame: dict[str, Any], data: Any, pending: Collection[str]) -> None:
+        """Raises RemoteError if a subscription was refused, or _ConnectionLost if the error's code (4100 to 4299) asks
+        the client to connect again.
+
+        After `pusher:error` with a code, most servers close the connection with that code. Reverb leaves it open after
+        a wrong signature, so the client doesn't wait for the close while subscriptions are `pending`.
+        """
         said = data if isinstance(data, dict) else {}
-        if frame["event"] == "pusher:error" and said.get("code") is not None:
-            return
+        text = safe(str(said.get("error") or said.get("message") or json.dumps(data)), 500)
+        code = said.get("code")
+        if frame["event"] == "pusher:error" and code is not None:
+            if not pending:
+                return
+            sentence = f"{self._target.origin} answered with the error {safe(str(code))}: {text}"
+            if isinstance(code, int) and 4100 <= code < 4300:
+                raise _ConnectionLost(sentence, at_once=code >= 4200)
+            raise RemoteError(sentence)
         channel = f" {frame['channel']}" if "channel" in frame else ""
-        text = said.get("error") or said.get("message") or json.dumps(data)
-        raise RemoteError(f"{self._target.origin} refused the subscription{channel}: {safe(str(text), 500)}")
+        raise RemoteError(f"{self._target.origin} refused the subscription{channel}: {text}")
 
     def _keep_place(self, frame: dict[str, Any], data: Any) -> None:
         """Remembers the position in the channel's history, if the server sends one."""

@@ -146,11 +146,14 @@ def lock(
             descriptor = os.open(folder / _LOCK_NAME, flags, 0o600)
     except OSError as error:
         raise DataFolderError(f"the data folder {folder} can't be used: {error.strerror}") from error
-    with open(descriptor, "r+") as lock_file:
+    # Without a buffer, because what a full disk refuses would be written again when the file is closed.
+    with open(descriptor, "rb+", buffering=0) as lock_file:
         _lock(lock_file.fileno(), folder, wait_s, waiting)
-        lock_file.truncate(0)
-        lock_file.write(f"redpoll {command}, process {os.getpid()}")
-        lock_file.flush()
+        try:
+            lock_file.truncate(0)
+            lock_file.write(f"redpoll {command}, process {os.getpid()}".encode())
+        except OSError as error:
+            raise DataFolderError(f"the data folder {folder} can't be written: {error.strerror}") from error
         try:
             yield
         finally:

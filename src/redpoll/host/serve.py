@@ -93,6 +93,8 @@ def _open_sockets(settings: Settings, folder: Path, stack: contextlib.ExitStack)
             install_certificates(settings, folder)
         except certificate.PairError as error:
             raise StartError(f"the TLS certificates can't be used: {error}") from error
+        except OSError as error:
+            raise StartError(f"the TLS certificates can't be written to {folder}: {error.strerror}") from error
         stack.callback((folder / BUNDLE_NAME).unlink, missing_ok=True)
     control = stack.enter_context(listen(settings.control_host, settings.control_port)[0])
     return Sockets(public, tls, control)
