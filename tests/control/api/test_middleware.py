@@ -13,6 +13,7 @@ from redpoll.control.accounts import login_throttle
 from redpoll.control.http.ratelimit import RateLimit
 from redpoll.ipc.messages import NodesChanged
 from redpoll.protocol.tokens import MANAGE
+from redpoll.store.errors import StoreUnavailable
 
 KEY, SECRET = "278d425bdf160c739803", "7ad3773142a6692b25b8"
 OTHER_KEY, OTHER_SECRET = "1111111111111111aaaa", "2222222222222222bbbb"
@@ -312,6 +313,31 @@ async def test_an_internal_error_is_500_and_shows_only_its_trace_id(plane):
     assert b"hunter2" not in reply.body
     # The connection stays open.
     assert (await plane.ask("GET", "/readyz")).status == 200
+
+
+async def test_only_callers_with_a_credential_see_why_the_record_store_is_unavailable(plane, sign):
+    async def fails(request):
+        raise StoreUnavailable("PostgreSQL at redpoll@10.9.8.7/records can't be reached")
+
+    routes = [
+        ("GET", "/dashboard/login", "/dashboard/login"),
+        ("POST", "/dashboard/login", "/dashboard/login"),
+        ("GET", "/healthz", "/healthz"),
+        ("GET", "/apps/3/usage", sign("GET", "/apps/3/usage")),
+    ]
+    replies = []
+    with capture_logs() as logs:
+        for method, path, target in routes:
+            plane.plane.routes.find(path)[0][method].handler = fails
+            replies.append(await plane.ask(method, target))
+    assert [reply.status for reply in replies] == [503] * 4
+    for reply in replies[:3]:
+        assert b"ot confirmed: the record store is not available at present" in reply.body
+        assert b"10.9.8.7" not in reply.body
+    assert replies[3].json()["error"].endswith("redpoll@10.9.8.7/records can't be reached")
+    # One line for all of them.
+    (line,) = [entry for entry in logs if "10.9.8.7" in str(entry)]
+    assert (line["event"], line["log_level"]) == ("record store not available for a request", "warning")
 
 
 async def test_the_trace_id_comes_from_the_traceparent_header(plane, sign):

@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.questions import Unsubscribe
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.ipc.messages import NodesChanged
 from redpoll.protocol.auth import channel_fault
 from redpoll.protocol.channels import CONSOLE
 
@@ -114,6 +116,65 @@ async def test_connections_of_ended_sessions_do_not_wait_until_displaced_ones_ar
     for number in (20, 21):
         assert (await browser.post("/dashboard/apps/3/console/watch", socket_id=f"3.{number}")).status == 204
     await wait_until(lambda: closing >= {("3", "1.1")})
+
+
+@pytest.fixture
+async def open_consoles(plane, monkeypatch):
+    """A list of (app id, socket id): the connections that workers show. `asked` counts the questions."""
+    monkeypatch.setattr("redpoll.control.dashboard.console._CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr("redpoll.control.dashboard.console._SWEEP_EVERY_S", 0.01)
+
+    class Consoles(list):
+        asked = 0
+
+    consoles = Consoles()
+
+    async def ask(question):
+        if isinstance(question, Unsubscribe):
+            consoles.remove((question.app, question.socket))
+            return {"w": {}}
+        consoles.asked += 1
+        return {"w": {"connections": [{"app": app_id, "socket": socket} for app_id, socket in consoles]}}
+
+    monkeypatch.setattr(plane.plane.dashboard.survey, "ask", ask)
+    # Begins again, because the first round takes 3 s.
+    console = plane.plane.dashboard._console
+    await console.finish()
+    console.start()
+    return consoles
+
+
+async def test_console_of_a_signature_by_a_dead_process_is_ended_while_somebody_watches(
+    browser, open_consoles, wait_until
+):
+    """A removed user who subscribed after the start, or at a node that died, saw the events of the others' console."""
+    await wait_until(lambda: open_consoles.asked)
+    await browser.get("/dashboard/apps/3/console")
+    await browser.post("/dashboard/apps/3/console/auth", socket_id="1.1", channel_name=CONSOLE)
+    open_consoles += [("3", "1.1"), ("3", "6.6")]
+    await wait_until(lambda: open_consoles == [("3", "1.1")])
+
+
+async def test_consoles_that_another_node_may_know_stay_until_it_dies(
+    plane, browser, open_consoles, wait_until, node, monkeypatch
+):
+    rounds, several = 0, NodesView.several.fget
+
+    def counted(nodes):
+        nonlocal rounds
+        rounds += 1
+        return several(nodes)
+
+    await wait_until(lambda: open_consoles.asked)
+    run = plane.plane.dashboard._console._nodes.run
+    plane.plane.receive(NodesChanged([node(run, "here"), node("ba9876543210", "there")], run))
+    await browser.get("/dashboard/apps/3/console")
+    open_consoles.append(("3", "6.6"))
+    monkeypatch.setattr(NodesView, "several", property(counted))
+    await wait_until(lambda: rounds > 3)
+    assert open_consoles == [("3", "6.6")]
+    plane.plane.receive(NodesChanged([node(run, "here"), node("ba9876543210", "there", alive=False)], run))
+    await wait_until(lambda: not open_consoles)
 
 
 async def test_renewals_have_a_rate_and_change_the_record_seldom(plane, browser):

@@ -4,23 +4,24 @@ import asyncio
 
 import pytest
 
+from redpoll.control.dashboard import jobs
 from redpoll.control.dashboard.access import Visit
 from redpoll.control.dashboard.jobs import File
 from redpoll.control.records.records import RecordError
+from redpoll.protocol.errors import ApiError
 
 
 @pytest.fixture
 async def begin(plane, browser):
-    """`await begin(work, total)`: the path of the job's page, begun by the browser's user."""
+    """`await begin(work, total, by=browser)`: the path of the job's page, begun by this browser's user."""
     dashboard = plane.plane.dashboard
-    plain = browser.cookie.partition("=")[2]
 
-    async def begun(work, total=0):
-        session = await dashboard.accounts.session(plain)
+    async def begun(work, total, by):
+        session = await dashboard.accounts.session(by.cookie.partition("=")[2])
         return dashboard.jobs.begin(Visit(dashboard.access, _Request(), session), "Work", "/dashboard", work, total)
 
-    async def path_of(work, total=0):
-        answer = await begun(work, total)
+    async def path_of(work, total=0, by=browser):
+        answer = await begun(work, total, by)
         return answer.headers.split(b"Location: ")[1].split(b"\r\n")[0].decode()
 
     return path_of
@@ -91,3 +92,63 @@ async def test_running_jobs_end_before_the_control_plane(plane, begin):
     await asyncio.sleep(0)
     await plane.plane.finish()
     assert ended.is_set()
+
+
+async def endless(progress):
+    await asyncio.Event().wait()
+
+
+def file_with(body):
+    async def work(progress):
+        return File("a.csv", "text/csv", body)
+
+    return work
+
+
+async def test_one_user_keeps_out_no_others(begin, browser, viewer):
+    for _ in range(5):
+        await begin(endless, by=viewer)
+    with pytest.raises(ApiError, match="rate_limited"):
+        await begin(endless, by=viewer)
+    # All other places are free, too.
+    path = await begin(file_with(b"1"))
+    assert (await browser.file_of(path)).body == b"1"
+
+
+async def test_jobs_that_have_ended_make_room_for_new_ones(begin, browser):
+    paths = []
+    for number in range(6):
+        paths.append(await begin(file_with(b"%d" % number)))
+        await browser.file_of(paths[-1])
+    assert [(await browser.get(path)).status for path in paths] == [404, 200, 200, 200, 200, 200]
+
+
+async def test_oldest_files_of_a_user_are_deleted_at_the_users_limit_of_bytes(begin, browser, viewer, monkeypatch):
+    monkeypatch.setattr(jobs, "MAX_FILE_BYTES", 10)
+    others = await begin(file_with(b"x" * 10), by=viewer)
+    await viewer.file_of(others)
+    paths = []
+    for _ in range(3):
+        paths.append(await begin(file_with(b"x" * 5)))
+        await browser.file_of(paths[-1])
+    assert [(await browser.get(f"{path}/file")).status for path in paths] == [404, 200, 200]
+    page = (await browser.get(paths[0])).body.decode()
+    assert "deleted to make room" in page
+    assert "Download" not in page
+    assert (await viewer.get(f"{others}/file")).status == 200
+
+
+async def test_oldest_files_of_all_are_deleted_at_the_limit_of_all_bytes(begin, browser, viewer, monkeypatch):
+    monkeypatch.setattr(jobs, "_MAX_BYTES", 10)
+    oldest = await begin(file_with(b"x" * 6), by=viewer)
+    await viewer.file_of(oldest)
+    newest = await begin(file_with(b"x" * 6))
+    await browser.file_of(newest)
+    assert (await viewer.get(f"{oldest}/file")).status == 404
+    assert (await browser.get(f"{newest}/file")).status == 200
+
+
+async def test_file_expires_also_if_no_other_job_begins(begin, plane, monkeypatch, wait_until):
+    monkeypatch.setattr(jobs, "_EXPIRES_AFTER_S", 0.01)
+    await begin(file_with(b"1"))
+    await wait_until(lambda: not plane.plane.dashboard.jobs._jobs)

@@ -56,6 +56,25 @@ async def test_tokens_in_queries_are_in_no_line(plane, lines, sign):
         assert "S3CRET" not in str(line)
 
 
+@pytest.mark.parametrize("host", ["test", "elsewhere.example"])
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize("path", ["/dashboard/apps/3/webhooks", "/dashboard/static/3/app.css"])
+async def test_requests_of_the_dashboard_have_no_line(plane, lines, method, path, host):
+    """A line had the form, with its CSRF token and the secrets that were typed."""
+    await plane.records.debug("3", time.time() + 60, "")
+    head = f"{method} {path}?csrf=S3CRET HTTP/1.1\r\nHost: {host}\r\nContent-Length: 11\r\n\r\n"
+    await plane.wire.ask(head.encode() + b"csrf=S3CRET")
+    assert shown(lines) == []
+
+
+async def test_request_with_a_wrong_method_has_a_line_without_its_body(plane, lines):
+    """It may be a request to the management API, with secrets."""
+    await plane.records.debug("3", time.time() + 60, "")
+    for path in ("/apps/3/events", "/api/v1/apps/3/tokens"):
+        assert (await plane.ask("PUT", path, b'{"secret": "S3CRET"}')).status == 405
+    assert [(line["method"], line["status"], "body" in line) for line in shown(lines)] == [("PUT", 405, False)] * 2
+
+
 async def test_of_one_connection_only_requests_that_name_it_count(plane, lines):
     await plane.records.debug("3", time.time() + 60, "1.2")
     await plane.trigger()

@@ -25,7 +25,7 @@ from redpoll.control.http.response import Response, error_response, header_line
 from redpoll.control.http.router import NoRoute, Place, Route, Routes, no_times
 from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.tracing.tracing import Tracer
-from redpoll.http.messages import HEAD_ONLY, MAX_BODY_BYTES
+from redpoll.http.messages import HEAD_ONLY
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -39,17 +39,20 @@ log = structlog.get_logger(__name__)
 # Error code and text by status, for a body that isn't read to its end.
 _BODY_REFUSALS: Final = {
     408: ("bad_request", "the body was not complete in time"),
-    413: ("payload_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes"),
+    413: ("payload_too_large", "the body is larger than {} bytes"),
 }
+# Failures of the store with less time in between are one period.
+_EPISODE_S: Final = 10.0
 
 
 class CutOff(Exception):
     """The rest of the body can't be distinguished from the next request, so the connection closes after this error."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, route: Route) -> None:
         super().__init__(status)
         self.status = status
-        self.code, self.text = _BODY_REFUSALS[status]
+        self.code, text = _BODY_REFUSALS[status]
+        self.text = text.format(route.max_body_bytes)
 
 
 def _no_page(request: Request, error: ApiError, status: int) -> None:
@@ -97,6 +100,7 @@ class Front:
         self._fault_page = fault_page
         self._debugging = debugging
         self._manage_publicly = manage_publicly
+        self._store_failed_at = -_EPISODE_S
 
     def settings_changed(
         self, host_names: HostNames, failures: AuthFailures | None, path_prefix: str, manage_publicly: bool
@@ -116,7 +120,7 @@ class Front:
         try:
             if request.refusal:
                 self._find(request)
-                raise CutOff(request.refusal)
+                raise CutOff(request.refusal, request.route)
             if not request.flags & HEAD_ONLY:
                 self._execute(request)
                 return
@@ -135,8 +139,8 @@ class Front:
     def _check_head(self, request: Request, announced: int | None) -> None:
         """Refuse a request by its head, before its body is read. Raises ApiError or CutOff."""
         self._find(request)
-        if announced is not None and announced > MAX_BODY_BYTES:
-            raise CutOff(413)
+        if announced is not None and announced > request.route.max_body_bytes:
+            raise CutOff(413, request.route)
         if request.route.wants_credential:
             self._authentication.admit(request, request.route, None)
             request.caller_known = False
@@ -151,6 +155,8 @@ class Front:
         """Call the handler of a complete request. Errors of a handler that needs no task are raised."""
         self._find(request)
         route = request.route
+        if len(request.body) > route.max_body_bytes:
+            raise ApiError("payload_too_large", f"the body is larger than {route.max_body_bytes} bytes")
         if route.wants_credential:
             self._authentication.admit(request, route, request.body)
             rate = self._rate
@@ -236,11 +242,21 @@ class Front:
         if isinstance(error, Unavailable):
             return self._fault(request, ApiError("unavailable", str(error)))
         if isinstance(error, StoreUnavailable):
-            return self._fault(request, ApiError("unavailable", f"not confirmed: {error}"))
+            self._log_unavailable(error)
+            # The reason names the database's host and user, and pages without a login show this too.
+            reason = str(error) if request.caller_known else "the record store is not available at present"
+            return self._fault(request, ApiError("unavailable", f"not confirmed: {reason}"))
         if isinstance(error, UnicodeError):
             return self._fault(request, ApiError("bad_request", "a header or the query is not UTF-8"))
         log.error("request failed", route=request.route.name, trace_id=request.trace_id, exc_info=error)
         return self._fault(request, ApiError("internal", "internal error; search the server's log for this trace id"))
+
+    def _log_unavailable(self, error: StoreUnavailable) -> None:
+        """Log one line per period in which requests fail for the record store."""
+        now = self._loop.time()
+        if now - self._store_failed_at >= _EPISODE_S:
+            log.warning("record store not available for a request", reason=str(error))
+        self._store_failed_at = now
 
     def _fault(self, request: Request, error: ApiError, status: int = 0) -> Response:
         page = self._fault_page(request, error, status)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.exports import MAX_ROWS, Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
 from redpoll.control.http.response import Response
@@ -64,14 +64,11 @@ class AuditPages:
         form = visit.form
         wanted = {name: form.text(name) for name in ("find", "who", "app")}
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
-            entries: list[audit.Entry] = []
-            while len(entries) < MAX_ROWS:
-                chunk = await self._find(wanted, entries[-1].number if entries else None, _CHUNK)
-                entries += chunk
-                progress.done = len(entries)
-                if len(chunk) < _CHUNK:
-                    break
-            return [{**msgspec.structs.asdict(entry), "at": iso(entry.at)} for entry in entries]
+        async def rows(progress: Progress) -> Chunks:
+            before: int | None = None
+            while chunk := await self._find(wanted, before, _CHUNK):
+                yield [{**msgspec.structs.asdict(entry), "at": iso(entry.at)} for entry in chunk]
+                before = chunk[-1].number
 
-        return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows)
+        rest = "These are the newest. Search for a user, an app or a text, and export what is found."
+        return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows, rest=rest)

@@ -11,7 +11,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.control.api.occupancy import Occupancy
 from redpoll.control.dashboard.access import AccessControl, Visit
 from redpoll.control.dashboard.connections import ConnectionPages
-from redpoll.control.dashboard.exports import Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import part_of
 from redpoll.control.http.response import Response
@@ -102,17 +102,16 @@ class ChannelPages:
         app, form = visit.app, visit.form
         prefix = form.text("prefix")
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
+        async def rows(progress: Progress) -> Chunks:
             names = await self._names(app, prefix)
             progress.total = len(names)
-            exported: list[dict[str, Any]] = []
             for at in range(0, len(names), _PAGE):
-                for row in await self._rows(app, names[at : at + _PAGE]):
-                    exported.append({**row, "kinds": " ".join(row["kinds"])})
-                progress.done = len(exported)
-            return exported
+                page = await self._rows(app, names[at : at + _PAGE])
+                yield [{**row, "kinds": " ".join(row["kinds"])} for row in page]
 
-        return self._exports.begin(visit, f"Channels of {app.name}", "channels", form.text("format"), rows, app)
+        title = f"Channels of {app.name}"
+        rest = "Export the channels of one prefix after another, or list them page by page over the HTTP API."
+        return self._exports.begin(visit, title, "channels", form.text("format"), rows, rest=rest, app=app)
 
 
 def words_of(channel: str) -> list[str]:

@@ -12,7 +12,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.questions import CloseSocket, ListConnections
 from redpoll.cluster.survey import Survey
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.exports import Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
@@ -83,10 +83,12 @@ class ConnectionPages:
         app, form = visit.app, visit.form
         find, channel = form.text("find"), form.text("channel")
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
+        async def rows(progress: Progress) -> Chunks:
             pages = await self._survey.ask(ListConnections(app.id, find, channel, _EXPORTED))
             exported = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
-            progress.total = progress.done = len(exported)
-            return [{**row, "named": " ".join(row["named"])} for row in exported]
+            progress.total = len(exported)
+            yield [{**row, "named": " ".join(row["named"])} for row in exported]
 
-        return self._exports.begin(visit, f"Connections of {app.name}", "connections", form.text("format"), rows, app)
+        title = f"Connections of {app.name}"
+        rest = "Search for a channel, a library or an address, and export what is found."
+        return self._exports.begin(visit, title, "connections", form.text("format"), rows, rest=rest, app=app)

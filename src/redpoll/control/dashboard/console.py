@@ -7,9 +7,10 @@ renews this when it subscribes and every 30 s.
 
 A subscription outlives the session that was allowed to make it. So this module remembers the console's connections, and
 ends their subscription within seconds when their session ends, when their page no longer renews, or when their session
-has opened too many others. Those of an earlier control process are ended too, because nothing is known of them. A page
-whose subscription was ended connects again, and is asked for its session again. Nothing else of a connection is
-touched: the ids that pages name are theirs to choose.
+has opened too many others. Those of an earlier control process are ended too, because nothing is known of them: at the
+start, and later every minute while this is the only node. (With others, these may know them.) A page whose subscription
+was ended connects again, and is asked for its session again. Nothing else of a connection is touched: the ids that
+pages name are theirs to choose.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.questions import ListConnections, Unsubscribe
 from redpoll.cluster.survey import Survey
 from redpoll.control.api.api import Api
@@ -52,6 +54,7 @@ _WATCHED_S: Final = 60.0
 # Browsers may run the timers of a hidden page only once a minute.
 _LEASE_S: Final = 180.0
 _CHECK_EVERY_S: Final = 3.0
+_SWEEP_EVERY_S: Final = 60.0
 _MAX_LEASES: Final = 1_000
 # Of one worker, at a time.
 _MAX_FOUND: Final = 500
@@ -80,6 +83,7 @@ class ConsolePages:
         survey: Survey,
         tracer: Tracer | None,
         address: PublicAddress,
+        nodes: NodesView,
     ) -> None:
         self._survey = survey
         # (app id, socket id) -> hash of the session, and when (monotonic) its page must have renewed it.
@@ -96,9 +100,10 @@ class ConsolePages:
         self._api = api
         self._tracer = tracer
         self._address = address
+        self._nodes = nodes
 
     def start(self) -> None:
-        self._ending_unknown = asyncio.create_task(self._end_unknown(), name="consoles of an earlier process")
+        self._ending_unknown = asyncio.create_task(self._end_unknown(), name="unknown consoles")
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -211,17 +216,33 @@ class ConsolePages:
             await asyncio.gather(*(self._end(key) for key in [*await self._ended(), *self._displaced]))
 
     async def _end_unknown(self) -> None:
-        found = _MAX_FOUND
-        while found >= _MAX_FOUND:
-            await asyncio.sleep(_CHECK_EVERY_S)
-            with contextlib.suppress(Unavailable):
-                pages = await self._survey.ask(ListConnections("", channel=CONSOLE, limit=_MAX_FOUND))
-                known = self._leases.keys() | self._displaced.keys()
-                rows = [(row["app"], row["socket"]) for page in pages.values() for row in page["connections"]]
-                self._displaced |= dict.fromkeys(row for row in rows if row not in known)
-                self._check_on()
-                # Without an answer, no worker runs yet.
-                found = max((len(page["connections"]) for page in pages.values()), default=_MAX_FOUND)
+        """Ends the consoles of which this process knows nothing, now and regularly: one whose signature an earlier
+        process made may be opened later, and a node that died leaves its own."""
+        while True:
+            more = True
+            while more:
+                await asyncio.sleep(_CHECK_EVERY_S)
+                with contextlib.suppress(Unavailable):
+                    more = await self._displace_unknown()
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            while not self._nodes.known or self._nodes.several or not self._any_watched():
+                await asyncio.sleep(_SWEEP_EVERY_S)
+
+    def _any_watched(self) -> bool:
+        """Whether some app's events go to its console."""
+        now_s = time.time()
+        return any(app.console_until > now_s for app in self._records.apps.values())
+
+    async def _displace_unknown(self) -> bool:
+        """Returns whether there may be more of them. Raises Unavailable."""
+        pages = await self._survey.ask(ListConnections("", channel=CONSOLE, limit=_MAX_FOUND))
+        known = self._leases.keys() | self._displaced.keys()
+        rows = [(row["app"], row["socket"]) for page in pages.values() for row in page["connections"]]
+        unknown = [row for row in rows if row not in known]
+        self._displaced |= dict.fromkeys(unknown)
+        self._check_on()
+        # Without an answer, no worker runs yet.
+        return not pages or (bool(unknown) and max(len(page["connections"]) for page in pages.values()) >= _MAX_FOUND)
 
     async def _ended(self) -> list[tuple[str, str]]:
         """The leases whose session or time is over."""

@@ -116,7 +116,8 @@ class Dashboard:
 
             sign_on = SignOn(settings)
         self.login = Login(access, accounts, dependencies.data_dir, sign_on=sign_on)
-        run = dependencies.nodes.view.run
+        nodes = dependencies.nodes.view
+        run = nodes.run
         self.sampler = Sampler(
             dependencies.read_workers,
             webhooks.counters,
@@ -133,7 +134,7 @@ class Dashboard:
         occupancy = Occupancy(dependencies.link, dependencies.keys)
         self.survey = survey = dependencies.survey
         connections = ConnectionPages(access, survey, exports)
-        self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address)
+        self._console = ConsolePages(access, records, dependencies.api, survey, dependencies.tracer, address, nodes)
         self._parts = (
             self.login,
             Overview(access, records, self.sampler, webhooks, dependencies.health),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
-from redpoll.control.dashboard.exports import MAX_ROWS, Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
 from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
@@ -14,7 +14,6 @@ from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.apps import App
-from redpoll.store.deliveries import Delivery
 
 __all__ = ["DeadLetterPages"]
 
@@ -129,16 +128,12 @@ class DeadLetterPages:
         """POST …/dead-letters/export: format."""
         app = visit.app
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
-            deliveries: list[Delivery] = []
-            while len(deliveries) < MAX_ROWS:
-                before = (deliveries[-1].at, deliveries[-1].number) if deliveries else None
-                chunk = await self._webhooks.deliveries(app.id, states=("failed",), limit=_CHUNK, before=before)
-                deliveries += chunk
-                progress.done = len(deliveries)
-                if len(chunk) < _CHUNK:
-                    break
-            return [delivery_row(delivery) for delivery in deliveries]
+        async def rows(progress: Progress) -> Chunks:
+            before: tuple[float, int] | None = None
+            while chunk := await self._webhooks.deliveries(app.id, states=("failed",), limit=_CHUNK, before=before):
+                yield [delivery_row(delivery) for delivery in chunk]
+                before = (chunk[-1].at, chunk[-1].number)
 
+        rest = "These are the newest. Retry or discard them, and export the others then."
         title = f"Dead letters of {app.name}"
-        return self._exports.begin(visit, title, "dead-letters", visit.form.text("format"), rows, app)
+        return self._exports.begin(visit, title, "dead-letters", visit.form.text("format"), rows, rest=rest, app=app)

@@ -10,7 +10,7 @@ from redpoll.control.api.history import ChannelHistory
 from redpoll.control.api.occupancy import Occupancy
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.exports import MAX_ROWS, Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso, path_to
@@ -163,13 +163,12 @@ class HistoryPages:
         """POST …/history/{channel}/export: format. Oldest first."""
         app, channel = visit.app, visit.request.parameters[1]
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
-            messages: list[dict[str, Any]] = []
+        async def rows(progress: Progress) -> Chunks:
             cursor: str | None = None
-            while len(messages) < MAX_ROWS:
+            while True:
                 query = {"limit": "1000", "direction": "backwards", **({"cursor": cursor} if cursor else {})}
                 page = await self._history.page(app.id, channel, query)
-                messages += [
+                yield [
                     {
                         "offset": message.offset,
                         "time": iso(message.time_ms / 1000),
@@ -178,15 +177,21 @@ class HistoryPages:
                     }
                     for message in page.messages
                 ]
-                progress.done = len(messages)
                 cursor = page.next
                 if cursor is None:
                     break
-            return messages[::-1]
 
         back = path_to(f"{HOME}/apps/{app.id}/history", channel)
         return self._exports.begin(
-            visit, f"Messages of {channel}", "history", visit.form.text("format"), rows, app, back
+            visit,
+            f"Messages of {channel}",
+            "history",
+            visit.form.text("format"),
+            rows,
+            rest="Get the older ones with redpoll history show --backwards, or page by page over the HTTP API.",
+            app=app,
+            back=back,
+            newest_first=True,
         )
 
 

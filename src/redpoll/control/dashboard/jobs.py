@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -21,13 +22,19 @@ from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["File", "Job", "Jobs", "Progress"]
+__all__ = ["MAX_FILE_BYTES", "File", "Job", "JobState", "Jobs", "Progress"]
 
 log = structlog.get_logger(__name__)
 
-_MAX_JOBS: Final = 50
+# Of one user. The oldest that has ended makes room for a new one.
+_MAX_JOBS_EACH: Final = 5
+# Of all users; one user's jobs run one after another.
 _MAX_PARALLEL: Final = 3
 _EXPIRES_AFTER_S: Final = 600.0
+# Of one file. The files of one user have no more together, so that three users at least can have files.
+MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+_MAX_BYTES: Final = 3 * MAX_FILE_BYTES
+_DELETED: Final = "The file was deleted to make room for newer ones. Export it again."
 
 
 class Progress:
@@ -39,17 +46,26 @@ class Progress:
 
 
 class File:
-    """A file that a job created, for download."""
+    """A file that a job created, for download. `note`: sentences about what is in it."""
 
-    def __init__(self, name: str, type: str, body: bytes) -> None:
+    def __init__(self, name: str, type: str, body: bytes, note: str = "") -> None:
         self.name = name
         self.type = type
         self.body = body
+        self.note = note
+
+
+class JobState(StrEnum):
+    """`DELETED`: it was done, and its file had to make room."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    DELETED = "deleted"
 
 
 class Job:
-    """`state` is running, done or failed; `result` is a sentence about the result. `back` is the page that started
-    it."""
+    """`result` is a sentence about the result, or about what is in the file. `back` is the page that started it."""
 
     def __init__(self, title: str, user: str, back: str, progress: Progress) -> None:
         self.id = secrets.token_hex(8)
@@ -57,11 +73,15 @@ class Job:
         self.user = user
         self.back = back
         self.progress = progress
-        self.state = "running"
+        self.state = JobState.RUNNING
         self.result = ""
         self.file: File | None = None
-        self.ended_at: float | None = None
         self.task: asyncio.Task[None] | None = None
+        # Set when it has ended.
+        self.expiry: asyncio.TimerHandle | None = None
+
+    def delete_file(self) -> None:
+        self.file, self.state, self.result = None, JobState.DELETED, _DELETED
 
 
 # Does the work and returns a sentence about the result, or a file.
@@ -73,8 +93,11 @@ class Jobs:
 
     def __init__(self, access: AccessControl) -> None:
         self._access = access
+        # Those that have ended are in the order in which they did.
         self._jobs: dict[str, Job] = {}
         self._slots = asyncio.Semaphore(_MAX_PARALLEL)
+        # By user name, while the user has jobs.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -84,14 +107,15 @@ class Jobs:
         ]
 
     def begin(self, visit: Visit, title: str, back: str, work: Work, total: int = 0) -> Response:
-        """Starts a job and redirects to its page. Raises ApiError if there are too many jobs."""
-        now = time.monotonic()
-        for old in list(self._jobs.values()):
-            if old.ended_at is not None and now - old.ended_at > _EXPIRES_AFTER_S:
-                del self._jobs[old.id]
-        if len(self._jobs) >= _MAX_JOBS:
-            raise ApiError("rate_limited", "There are too many jobs. Wait until some have ended.")
-        job = Job(title, visit.session.user.name, back, Progress(total))
+        """Starts a job and redirects to its page. Raises ApiError if too many jobs of this user are running."""
+        user = visit.session.user.name
+        own = [job for job in self._jobs.values() if job.user == user]
+        if len(own) >= _MAX_JOBS_EACH:
+            oldest = next((job for job in own if job.state is not JobState.RUNNING), None)
+            if oldest is None:
+                raise ApiError("rate_limited", "Too many of your jobs are running. Wait until one has ended.")
+            self._forget(oldest)
+        job = Job(title, user, back, Progress(total))
         self._jobs[job.id] = job
         job.task = asyncio.get_running_loop().create_task(self._run(job, work), name="dashboard job")
         return visit.redirect(f"/dashboard/jobs/{job.id}")
@@ -101,28 +125,54 @@ class Jobs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for job in list(self._jobs.values()):
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        if job.expiry is not None:
+            job.expiry.cancel()
+        self._jobs.pop(job.id, None)
 
     async def _run(self, job: Job, work: Work) -> None:
+        turn = self._turns.setdefault(job.user, asyncio.Lock())
         try:
-            async with self._slots:
+            async with turn, self._slots:
                 result = await work(job.progress)
-            job.state = "done"
             if isinstance(result, File):
-                job.file = result
+                job.file, job.result = result, result.note
             else:
                 job.result = result
+            job.state = JobState.DONE
         except (RecordError, Unavailable, ApiError) as error:
-            job.state, job.result = "failed", str(error)
+            job.state, job.result = JobState.FAILED, str(error)
         except Exception:
             log.exception("dashboard job failed", title=job.title)
-            job.state, job.result = "failed", "An internal error occurred. The server's log has the details."
+            job.state, job.result = JobState.FAILED, "An internal error occurred. The server's log has the details."
         finally:
-            job.ended_at = time.monotonic()
+            self._ended(job)
+
+    def _ended(self, job: Job) -> None:
+        job.expiry = asyncio.get_running_loop().call_later(_EXPIRES_AFTER_S, self._forget, job)
+        self._jobs[job.id] = self._jobs.pop(job.id, job)
+        if job.file is not None:
+            self._delete_files([other for other in self._jobs.values() if other.user == job.user], MAX_FILE_BYTES)
+            self._delete_files(list(self._jobs.values()), _MAX_BYTES)
+
+    @staticmethod
+    def _delete_files(jobs: Sequence[Job], max_bytes: int) -> None:
+        """Deletes the oldest files of these jobs, until the others have at most `max_bytes` together."""
+        size = sum(len(job.file.body) for job in jobs if job.file is not None)
+        for job in jobs:
+            if job.file is not None and size > max_bytes:
+                size -= len(job.file.body)
+                job.delete_file()
 
     def _of(self, visit: Visit) -> Job:
         job = self._jobs.get(visit.request.parameters[0])
         if job is None or job.user != visit.session.user.name:
-            raise ApiError("not_found", "This job doesn't exist. Jobs are deleted ten minutes after they end.")
+            raise ApiError(
+                "not_found", "This job doesn't exist. Jobs are deleted ten minutes after they end, or for newer ones."
+            )
         return job
 
     async def show(self, visit: Visit) -> Response:
@@ -131,9 +181,11 @@ class Jobs:
 
     async def file(self, visit: Visit) -> Response:
         """GET /dashboard/jobs/{job_id}/file."""
-        file = self._of(visit).file
+        job = self._of(visit)
+        file = job.file
         if file is None:
-            raise ApiError("not_found", "The file is not ready yet.")
+            missing = _DELETED if job.state is JobState.DELETED else "The file is not ready yet."
+            raise ApiError("not_found", missing)
         headers = header_line("Content-Type", file.type)
         headers += header_line("Content-Disposition", f'attachment; filename="{file.name}"')
         return Response(200, file.body, headers + b"Cache-Control: no-store\r\n" + SECURITY)

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.channels import pretty
-from redpoll.control.dashboard.exports import MAX_ROWS, Exports
+from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.forms import Form, sentence
 from redpoll.control.dashboard.jobs import Progress
 from redpoll.control.dashboard.pages import iso
@@ -240,22 +240,24 @@ class WebhookPages:
         app, endpoint, form = visit.app, self._endpoint(visit), visit.form
         chosen = (form.text("state"),) if form.text("state") in STATES else STATES
 
-        async def rows(progress: Progress) -> list[dict[str, Any]]:
-            deliveries: list[Delivery] = []
-            while len(deliveries) < MAX_ROWS:
-                before = (deliveries[-1].at, deliveries[-1].number) if deliveries else None
-                chunk = await self._webhooks.deliveries(
-                    app.id, endpoint_id=endpoint.id, states=chosen, limit=_CHUNK, before=before
-                )
-                deliveries += chunk
-                progress.done = len(deliveries)
-                if len(chunk) < _CHUNK:
-                    break
-            return [delivery_row(delivery) for delivery in deliveries]
+        async def rows(progress: Progress) -> Chunks:
+            before: tuple[float, int] | None = None
+            while chunk := await self._webhooks.deliveries(
+                app.id, endpoint_id=endpoint.id, states=chosen, limit=_CHUNK, before=before
+            ):
+                yield [delivery_row(delivery) for delivery in chunk]
+                before = (chunk[-1].at, chunk[-1].number)
 
         back = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
         return self._exports.begin(
-            visit, f"Deliveries to {target_of(endpoint)}", "deliveries", form.text("format"), rows, app, back
+            visit,
+            f"Deliveries to {target_of(endpoint)}",
+            "deliveries",
+            form.text("format"),
+            rows,
+            rest="These are the newest. Export the deliveries of one state to get more of them.",
+            app=app,
+            back=back,
         )
 
     # -- one delivery

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from redpoll.control.http.response import header_line
+from redpoll.http.messages import MAX_BODY_BYTES
 from redpoll.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Route:
     `takes_grants`: a grant that opens the channel in its path is a credential too, if a worker asks.
     `about`: None if the route isn't in the OpenAPI document.
 
-    `takes_body`: its requests have a body; that of others isn't waited for.
+    `takes_body`: its requests have a body, of at most `max_body_bytes`; that of others isn't waited for.
     `wants_credential`: the front authenticates the request before it calls the handler. `answers` counts responses by
     status. `times` counts them by duration: slot k has those of at least 2^(k-1) µs and less than 2^k µs, the last slot
     all longer ones. `microseconds` is the sum of durations.
@@ -117,6 +118,7 @@ class Route:
         "cross_origin",
         "handler",
         "limited",
+        "max_body_bytes",
         "method",
         "microseconds",
         "name",
@@ -142,9 +144,11 @@ class Route:
         limited: bool = False,
         cross_origin: bool = False,
         takes_grants: bool = False,
+        max_body_bytes: int = MAX_BODY_BYTES,
         about: About | None = None,
     ) -> None:
         self.method = method
+        self.max_body_bytes = max_body_bytes
         self.takes_body = method in _WITH_BODY
         self.pattern = pattern
         self.name = name

@@ -14,7 +14,7 @@ from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.debug_log import MAX_LINES, DebugLog, debug_text
 from redpoll.cluster.questions import ListConnections
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.control.http.router import Access
+from redpoll.control.http.router import Access, Place
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
 
@@ -34,14 +34,15 @@ _SOCKET_ID: Final = re.compile(r"[0-9]{1,19}\.[0-9]{1,19}").fullmatch
 # Of a query, the values that aren't logged.
 _SECRET_PARAMS: Final = re.compile(r"((?:auth_signature|body_md5|token)=)[^&\\\"]*", re.IGNORECASE)
 
+_DASHBOARD: Final = "/dashboard/"
+
 
 class ControlDebugging(DebugLog):
     """The control plane's lines: each HTTP request of an app, with its answer."""
 
     def request(self, request: Request, response: Response, took_s: float) -> None:
         """A request of an app was answered. If one connection is being debugged, only requests that name it count."""
-        if request.route.access is Access.MANAGE:
-            # It is no request of an app, and its body may contain secrets.
+        if not _is_of_an_app(request):
             return
         app_id = request.app.id if request.caller_known else (request.parameters or ("",))[0]
         chosen = self.socket_of(app_id)
@@ -57,13 +58,23 @@ class ControlDebugging(DebugLog):
         }
         if request.query:
             fields["query"] = debug_text(_SECRET_PARAMS.sub(r"\1…", request.query))
-        if request.body:
+        if request.body and request.route.pattern:
+            # Without a route, it may be one of the management API.
             fields["body"] = debug_text(request.body)
         if response.status >= 400:
             # Answers with a lower status may contain secrets.
             # One for a wrong signature repeats the query.
             fields["answer"] = _SECRET_PARAMS.sub(r"\1…", debug_text(response.body))
         self.line(app_id, chosen, "request answered", **fields)
+
+
+def _is_of_an_app(request: Request) -> bool:
+    """False for requests of the dashboard and of the management API: their bodies and queries may contain secrets."""
+    route = request.route
+    if route.access in (Access.SESSION, Access.MANAGE) or route.place is not Place.PUBLIC:
+        return False
+    # A request that was refused for its method or host name has no route, but the parameters of its path.
+    return not request.path.startswith(_DASHBOARD)
 
 
 def is_debugged(app: App) -> bool:
