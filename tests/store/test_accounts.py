@@ -54,7 +54,9 @@ async def test_sessions_end_by_hash_by_user_by_age_and_with_their_user(store):
         await rows.end_matching_sessions(connection, begun_before=15.0)
         assert await rows.find_session(connection, "b") is None
         await rows.end_sessions(connection, ("c",))
-        await rows.end_matching_sessions(connection, user_name="anna", except_hash="e")
+        await rows.end_matching_sessions(connection, user_name="anna")
         assert await rows.find_session(connection, "d") is None
-        await rows.remove(connection, "anna")
         assert await rows.find_session(connection, "e") is None
+        await rows.add_session(connection, "f", "anna", 60.0)
+        await rows.remove(connection, "anna")
+        assert await rows.find_session(connection, "f") is None

@@ -155,15 +155,14 @@ async def end_matching_sessions(
     connection: AsyncConnection,
     *,
     user_name: str | None = None,
-    except_hash: str = "",
     used_before: float | None = None,
     begun_before: float | None = None,
 ) -> None:
-    """Ends all sessions of a user except the one with the hash `except_hash`, or all sessions that were last used or
-    created before a time. Several conditions are combined with OR."""
+    """Ends all sessions of a user, or all that were last used or created before a time. Several conditions are combined
+    with OR."""
     conditions: list[sa.ColumnElement[bool]] = []
     if user_name is not None:
-        conditions.append((sessions.c.user_name == user_name) & (sessions.c.hash != except_hash))
+        conditions.append(sessions.c.user_name == user_name)
     if used_before is not None:
         conditions.append(sessions.c.used_at < used_before)
     if begun_before is not None:

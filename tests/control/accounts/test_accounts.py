@@ -11,6 +11,7 @@ from redpoll.control.accounts import accounts as module
 from redpoll.control.accounts.accounts import AccountError, Accounts
 from redpoll.control.accounts.identity import Identity
 from redpoll.control.accounts.passwords import Passwords
+from redpoll.store import audit
 from redpoll.store.schema import sessions
 from redpoll.store.store import Store, database_url
 
@@ -80,14 +81,26 @@ async def test_session_lasts_while_it_is_used_and_at_most_a_week(accounts, clock
     assert await accounts.session(idle) is None
 
 
-async def test_password_change_ends_the_other_sessions(accounts):
+async def test_password_change_ends_all_sessions_and_begins_a_new_one(accounts):
     await accounts.first_admin(OLD)
     here, there = await accounts.log_in("admin", OLD), await accounts.log_in("admin", OLD)
-    await accounts.change_password(await accounts.session(here), OLD, NEW)
-    assert await accounts.session(here)
+    plain = await accounts.change_password(await accounts.session(here), OLD, NEW)
+    assert not (await accounts.session(plain)).user.must_change
+    assert await accounts.session(here) is None
     assert await accounts.session(there) is None
     assert await accounts.log_in("admin", OLD) is None
     assert await accounts.log_in("admin", NEW)
+
+
+async def test_login_ends_the_former_session_of_the_browser(accounts):
+    await accounts.first_admin(OLD)
+    former, other = await accounts.log_in("admin", OLD), await accounts.log_in("admin", OLD)
+    assert await accounts.log_in("admin", "wrong", former=former) is None
+    assert await accounts.session(former)
+    plain = await accounts.log_in("admin", OLD, former=former)
+    assert await accounts.session(former) is None
+    assert await accounts.session(plain)
+    assert await accounts.session(other)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +113,9 @@ async def test_refused_password_change_names_the_field(accounts, old, new, field
     with pytest.raises(AccountError) as caught:
         await accounts.change_password(session, old, new)
     assert caught.value.field == field
+    async with accounts.store.reading() as connection:
+        actions = [entry.action for entry in await audit.find(connection)]
+    assert ("login failed" in actions) == (field == "old_password")
 
 
 async def test_reset_ends_sessions_and_returns_a_one_time_password(accounts):

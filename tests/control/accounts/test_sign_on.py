@@ -105,7 +105,12 @@ async def log_in(sign_on: SignOn, provider: Provider, *, query: str = "", cookie
     asked = {name: values[0] for name, values in parse_qs(urlsplit(begun.url).query).items()}
     provider.nonce = asked["nonce"]
     back = query or f"code=c&state={asked['state']}"
-    return await sign_on.finish(back, begun.cookie if cookie is None else cookie, CALLBACK)
+    return await finish(sign_on, back, begun.cookie if cookie is None else cookie)
+
+
+async def finish(sign_on: SignOn, query: str, cookie: str):
+    returned = sign_on.returned(query, cookie)
+    return await sign_on.finish(returned, CALLBACK), returned.following
 
 
 async def refused(sign_on: SignOn, provider: Provider, **more: str) -> SignOnError:
@@ -198,9 +203,9 @@ async def test_refusals_of_the_provider_are_named(provider):
     begun = await sign_on.begin(CALLBACK, "/dashboard")
     state = parse_qs(urlsplit(begun.url).query)["state"][0]
     with pytest.raises(SignOnError, match="the provider refused the login: access_denied"):
-        await sign_on.finish(f"error=access_denied&state={state}", begun.cookie, CALLBACK)
+        await finish(sign_on, f"error=access_denied&state={state}", begun.cookie)
     with pytest.raises(SignOnError, match="wrong issuer in the provider's answer"):
-        await sign_on.finish(f"code=c&state={state}&iss=https%3A%2F%2Fother", begun.cookie, CALLBACK)
+        await finish(sign_on, f"code=c&state={state}&iss=https%3A%2F%2Fother", begun.cookie)
     provider.answer = {"error": "invalid_client"}
     assert (await refused(sign_on, provider)).reason == "the provider gave no ID token: 200, invalid_client"
 

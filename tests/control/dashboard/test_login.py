@@ -3,8 +3,12 @@
 import html
 import re
 import time
+from urllib.parse import urlencode
+
+import pytest
 
 from redpoll.control.accounts.login_throttle import MAX_WAIT_S, LoginThrottle
+from redpoll.control.dashboard.forms import MAX_STRANGE_BYTES
 from redpoll.control.dashboard.login import FIRST_LOGIN
 
 PASSWORD = "correct horse battery"
@@ -82,6 +86,26 @@ async def test_first_login_asks_for_a_new_password(plane, connect, open_browser,
     assert (await stranger.get("/dashboard/apps")).status == 200
 
 
+async def test_after_a_password_change_a_copy_of_the_cookie_is_worthless(browser):
+    copied = browser.cookie
+    await browser.get("/dashboard/account")
+    new = {"new_password": PASSWORD[::-1], "new_password_again": PASSWORD[::-1]}
+    done = await browser.post("/dashboard/account", old_password=PASSWORD, **new)
+    assert done.headers["location"] == "/dashboard"
+    assert b"Password changed." in (await browser.get("/dashboard")).body
+    assert browser.cookie != copied
+    browser.cookie = copied
+    assert (await browser.get("/dashboard")).headers["location"] == "/dashboard/login"
+
+
+async def test_a_login_ends_the_former_session_of_the_browser(browser):
+    former = browser.cookie
+    assert (await browser.post("/dashboard/login", name="admin", password=PASSWORD)).status == 303
+    assert browser.cookie != former
+    browser.cookie = former
+    assert (await browser.get("/dashboard")).headers["location"] == "/dashboard/login"
+
+
 async def test_logout_ends_the_session_on_the_server(plane, browser):
     cookie = browser.cookie
     reply = await browser.post("/dashboard/logout")
@@ -112,6 +136,30 @@ async def test_form_sent_after_the_session_ended_is_shown_after_the_login(plane,
     done = await browser.post("/dashboard/apps/3/settings", max_batch="77")
     assert done.status == 303
     assert plane.records.apps["3"].max_batch == 77
+
+
+async def test_long_form_of_a_stranger_is_not_parsed(browser):
+    before = browser.cookie
+    await browser.post("/dashboard/logout")
+    browser.cookie = before
+    reply = await browser.post("/dashboard/apps/3/settings", allowed_origins="x" * MAX_STRANGE_BYTES)
+    assert reply.status == 401
+    assert b"What you typed was too long to be kept." in reply.body
+    assert b"resend" not in reply.body
+    longest = await browser.post("/dashboard/login", name="x" * (2 * MAX_STRANGE_BYTES))
+    assert longest.status == 413
+    # What the login page carries at most can be sent with it.
+    resend = urlencode({"allowed_origins": "ü" * (MAX_STRANGE_BYTES // 6 - 10)})
+    form = {"resend_path": "/dashboard/apps/3/settings", "resend": resend}
+    assert (await browser.post("/dashboard/login", name="admin", password=PASSWORD, **form)).status == 200
+
+
+@pytest.mark.parametrize("name", ["a%00b", "a\0b"])
+async def test_nul_in_a_form_is_refused(plane, connect, name):
+    wire = await connect(plane.port)
+    body = f"name={name}&password=x".encode()
+    head = b"POST /dashboard/login HTTP/1.1\r\nHost: test\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    assert (await wire.ask(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))).status == 400
 
 
 async def test_logins_are_in_the_audit_log_without_passwords(browser, open_browser):

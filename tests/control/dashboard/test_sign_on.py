@@ -5,7 +5,8 @@ from structlog.testing import capture_logs
 
 from helpers.ports import reserved_ports
 from redpoll.control.accounts.identity import Identity
-from redpoll.control.accounts.sign_on import SignOn, SignOnError
+from redpoll.control.accounts.sign_on import Returned, SignOn, SignOnError
+from redpoll.store import audit
 
 
 @pytest.fixture
@@ -44,15 +45,47 @@ async def test_answers_without_a_login_are_refused(stranger):
     assert b"Max-Age=0" in page.headers["set-cookie"].encode()
 
 
-async def test_login_without_a_role_ends_the_users_other_sessions(stranger, monkeypatch):
+@pytest.fixture
+def returns(monkeypatch):
+    """From now on each browser that comes back brings what belongs to a login that began here."""
+    monkeypatch.setattr(SignOn, "returned", lambda *_: Returned({"code": "c"}, "nonce", "verifier", "/dashboard"))
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+async def test_login_without_a_role_ends_the_users_other_sessions(stranger, returns, monkeypatch, has_record):
     async def refuse(*_):
         raise SignOnError("the user '1' has no role here: roles none", "Ask for a role.", "https://a 1")
 
     monkeypatch.setattr(SignOn, "finish", refuse)
     accounts = stranger.plane.plane.dashboard.accounts
-    plain = await accounts.sign_on(Identity("https://a 1", "ann", "admin", None, "token"))
+    plain = ""
+    if has_record:
+        plain = await accounts.sign_on(Identity("https://a 1", "ann", "admin", None, "token"))
     assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
     assert await accounts.session(plain) is None
+    async with accounts.store.reading() as connection:
+        newest = (await audit.find(connection))[0]
+    assert (newest.action, newest.detail) == ("login failed", "single sign-on: no role")
+    assert newest.who == ("sso:ann" if has_record else "https://a 1")
+
+
+async def test_pages_of_other_sites_slow_down_no_login(stranger, returns, monkeypatch):
+    """They can send a browser to the callback as often as they like, but without the cookie and the state."""
+    back = SignOn.returned
+    monkeypatch.undo()
+    for _ in range(30):
+        assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
+    monkeypatch.setattr(SignOn, "returned", back)
+
+    async def finish(*_):
+        return Identity("https://a 1", "ann", "admin", None, "token")
+
+    monkeypatch.setattr(SignOn, "finish", finish)
+    throttle = stranger.plane.plane.dashboard.login.throttle
+    waited = []
+    monkeypatch.setattr(throttle, "_sleep", waited.append)
+    assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).headers["location"] == "/dashboard"
+    assert waited == []
 
 
 async def test_no_pages_without_an_issuer(open_browser):

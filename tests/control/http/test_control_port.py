@@ -348,6 +348,65 @@ async def test_responses_stop_while_a_client_does_not_read(serve, connect, wait_
         assert len((await wire.receive()).body) == 1_000_000
 
 
+@pytest.fixture
+def unread(connect, wait_until):
+    """`await unread(port, number, count)`: a client that reads nothing of the first of `count` long answers."""
+
+    async def leave(port, number, count=1):
+        before = set(port.connections)
+        wire = await connect(number)
+        wire.writer.transport.pause_reading()
+        wire.send(REQUEST * count)
+        await wait_until(lambda: any(stream.unsent_bytes for stream in set(port.connections) - before))
+        return wire
+
+    return leave
+
+
+def long_answer(request):
+    return Response(200, b"x" * 20_000_000)
+
+
+async def test_an_idle_connection_whose_client_reads_nothing_is_cut_off(serve, unread, wait_until):
+    port, number = await serve(long_answer)
+    port.idle_timeout_s = port.stalled_s = 0.05
+    await unread(port, number)
+    await wait_until(lambda: not port.open_streams)
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_last_answer(serve, unread, wait_until):
+    port, number = await serve(long_answer)
+    # It ends while the client reads, and each read is progress.
+    port.idle_timeout_s, port.stalled_s = 0.05, 60.0
+    wire = await unread(port, number)
+    await wait_until(lambda: all(http.state is State.ENDED for http in port.connections.values()))
+    wire.writer.transport.resume_reading()
+    assert len((await wire.receive()).body) == 20_000_000
+    assert await wire.wait_closed() == b""
+    await wait_until(lambda: not port.open_streams)
+
+
+async def test_idle_connections_whose_clients_read_nothing_make_room_at_once(serve, connect, unread, wait_until):
+    port, number = await serve(long_answer)
+    port.max_connections = 2
+    unreading = [await unread(port, number) for _ in range(2)]
+    for _ in unreading:
+        await connect(number)
+    await wait_until(lambda: port.open_streams == len(port.idle) == 2)
+
+
+async def test_a_connection_counts_until_its_client_has_read_the_end(serve, connect, unread, wait_until):
+    port, number = await serve(long_answer)
+    port.max_connections, port.idle_timeout_s = 1, 0.05
+    wire = await unread(port, number, 2)
+    await wait_until(lambda: [http.state for http in port.connections.values()] == [State.ENDED])
+    assert (await (await connect(number)).receive()).status == 503
+    wire.writer.transport.abort()
+    await wait_until(lambda: not port.open_streams)
+    await connect(number)
+    await wait_until(lambda: port.idle)
+
+
 async def test_finish_waits_for_the_current_response(serve, connect, wait_until, waiting):
     port, number = await serve(waiting.handler)
     busy, idle, half = await connect(number), await connect(number), await connect(number)

@@ -169,25 +169,25 @@ class Accounts:
 
     # -- sessions
 
-    async def log_in(self, name: str, password: str, address: str = "") -> str | None:
+    async def log_in(self, name: str, password: str, address: str = "", former: str = "") -> str | None:
         """Checks name and password and returns the id of a new session, for the cookie; None if they are wrong. Either
-        way the audit log has an entry."""
+        way the audit log has an entry. `former`: the id of the browser's session until now, which ends."""
         by = Actor(name, address)
         async with self.store.reading() as connection:
             user = await rows.find_user(connection, name)
         is_right = await self._passwords.matches(password, None if user is None else user.password_hash)
         if user is not None and is_right:
             async with self.store.change() as connection:
-                plain = await self._begin_session(connection, user)
+                plain = await self._begin_session(connection, user, former=former)
                 if plain is not None:
                     await audit.add(connection, by, "logged in")
                     return plain
         await self.store.note(by, "login failed")
         return None
 
-    async def sign_on(self, identity: Identity, address: str = "") -> str:
+    async def sign_on(self, identity: Identity, address: str = "", former: str = "") -> str:
         """Begins a session of a user who logged in at the provider, and returns its id for the cookie. The user's
-        record is created, or gets the rights that the provider says."""
+        record is created, or gets the rights that the provider says. `former`: as of `log_in`."""
         apps = None if identity.apps is None else msgspec.json.encode(sorted(identity.apps)).decode()
         async with self.store.change() as connection:
             user = await rows.find_subject(connection, identity.subject)
@@ -204,7 +204,7 @@ class Accounts:
                 await rows.add(connection, user)
             elif (user.role, user.apps) != (identity.role, apps):
                 await rows.set_rights(connection, user.name, identity.role, apps)
-            plain = await self._begin_session(connection, user, identity.id_token)
+            plain = await self._begin_session(connection, user, identity.id_token, former)
             assert plain is not None  # Such users have no password.
             await raise_version(connection)
             await audit.add(
@@ -213,22 +213,27 @@ class Accounts:
         return plain
 
     async def withdraw(self, subject: str, address: str = "") -> None:
-        """Ends the sessions of a user to whom the provider gives no role any more. Does nothing without a record."""
+        """The provider gives this user no role, or none any more: ends the user's sessions, if there is a record."""
         async with self.store.change() as connection:
             user = await rows.find_subject(connection, subject)
-            if user is None:
-                return
-            await rows.end_matching_sessions(connection, user_name=user.name)
-            await raise_version(connection)
-            await audit.add(connection, Actor(user.name, address), "login failed", detail="single sign-on: no role")
+            if user is not None:
+                await rows.end_matching_sessions(connection, user_name=user.name)
+                await raise_version(connection)
+            by = Actor(subject if user is None else user.name, address)
+            await audit.add(connection, by, "login failed", detail="single sign-on: no role")
 
-    async def _begin_session(self, connection: AsyncConnection, user: User, id_token: str | None = None) -> str | None:
-        """The id of a new session; None: the user was removed, or got another password, since it was checked."""
+    async def _begin_session(
+        self, connection: AsyncConnection, user: User, id_token: str | None = None, former: str = ""
+    ) -> str | None:
+        """The id of a new session, which replaces `former`; None: the user was removed, or got another password, since
+        it was checked."""
         now_s = self._clock()
         if not await rows.set_login(connection, user, now_s):
             return None
         plain = secrets.token_urlsafe(32)
         await rows.end_matching_sessions(connection, used_before=now_s - IDLE_S, begun_before=now_s - ABSOLUTE_S)
+        if former:
+            await rows.end_sessions(connection, (_hash(former),))
         await rows.add_session(connection, _hash(plain), user.name, now_s, id_token)
         return plain
 
@@ -263,11 +268,13 @@ class Accounts:
             await raise_version(connection)
             await audit.add(connection, Actor(session.user.name, address), "logged out")
 
-    async def change_password(self, session: Session, old: str, new: str, address: str = "") -> Session:
-        """Changes the user's own password and ends the user's other sessions. Raises AccountError."""
-        user = session.user
+    async def change_password(self, session: Session, old: str, new: str, address: str = "") -> str:
+        """Changes the user's own password, ends all sessions of the user, and returns the id of a new one: somebody may
+        have read the present cookie. Raises AccountError."""
+        user, by = session.user, Actor(session.user.name, address)
         _check_local(user, "has no password here")
         if not await self._passwords.matches(old, user.password_hash):
+            await self.store.note(by, "login failed", detail="wrong current password")
             raise AccountError("This is not your current password.", "old_password")
         if hmac.compare_digest(old.encode(), new.encode()):
             raise AccountError("This is your current password. Choose a new one.", "new_password")
@@ -278,11 +285,12 @@ class Accounts:
         async with self.store.change() as connection:
             if not await rows.replace_password(connection, user, hashed):
                 raise AccountError("Your password was changed meanwhile. Log in again.", "old_password")
-            await rows.end_matching_sessions(connection, user_name=user.name, except_hash=session.hash)
+            await rows.end_matching_sessions(connection, user_name=user.name)
+            plain = await self._begin_session(connection, msgspec.structs.replace(user, password_hash=hashed))
+            assert plain is not None
             await raise_version(connection)
-            await audit.add(connection, Actor(user.name, address), "user password", target=user.name)
-        changed = msgspec.structs.replace(user, password_hash=hashed, must_change=False)
-        return session._replace(user=changed)
+            await audit.add(connection, by, "user password", target=user.name)
+        return plain
 
 
 async def _user(connection: AsyncConnection, name: str) -> User:

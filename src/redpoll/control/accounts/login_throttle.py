@@ -2,14 +2,15 @@
 
 Every failed login makes the next attempt wait longer before its password is checked, up to a few seconds. So a right
 password is delayed but gets in, and nobody can lock out the owner of a name, or everybody at an address, by failing
-logins. Attempts are refused only while more of them wait than can be checked soon.
+logins. Attempts are refused only while more of them wait, or are checked, than can be checked soon.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from redpoll.config.proxies import network_of
@@ -23,8 +24,9 @@ MAX_WAIT_S: Final = 15.0
 _FORGOTTEN_AFTER_S: Final = 900.0
 _FIRST_INTERVAL_S: Final = 0.5
 _MAX_KEYS: Final = 10_000
-# Each waiting attempt holds one of the control port's connections.
-_MAX_WAITING: Final = 100
+# Each attempt that waits or is checked holds one of the control port's connections. One core checks about four a second
+# (passwords.py), so the last one is checked within half a minute.
+_MAX_ATTEMPTS: Final = 100
 _MAX_NAME_CHARS: Final = 64
 
 
@@ -63,40 +65,48 @@ class LoginThrottle:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         max_keys: int = _MAX_KEYS,
-        max_waiting: int = _MAX_WAITING,
+        max_attempts: int = _MAX_ATTEMPTS,
     ) -> None:
         self._clock = clock
         self._sleep = sleep
         # (kind, address, name) -> attempts. The latest attempt is last.
         self._attempts: BoundedTable[tuple[str, str, str], _Attempts] = BoundedTable(max_keys)
         self._known: BoundedTable[tuple[str, str], None] = BoundedTable(max_keys // 10)
-        self._waiting = 0
-        self._max_waiting = max_waiting
+        # Of addresses that aren't known: those that wait, and those whose password is being checked.
+        self._strange_attempts = 0
+        self._max_attempts = max_attempts
 
-    async def admit(self, address: str, name: str) -> float:
-        """Waits until the password of this attempt may be checked, and returns 0.
+    @asynccontextmanager
+    async def attempt(self, address: str, name: str) -> AsyncIterator[float]:
+        """Waits until the password of this attempt may be checked, and yields 0. Check it within.
 
-        Returns the seconds until it is worth trying again if too many attempts wait already. Those aren't counted. All
-        others are counted as failures before their password is checked, so that parallel attempts wait for each other.
+        Yields the seconds until it is worth trying again if too many attempts wait or are checked. Those aren't
+        counted. All others are counted as failures before their password is checked, so that parallel attempts wait for
+        each other.
         """
         address, name, now = network_of(address), name[:_MAX_NAME_CHARS], self._clock()
         keys = _keys(address, name)
-        if (address, name) in self._known:
+        is_known = (address, name) in self._known
+        if is_known:
             keys = keys[:1]
         attempts = [self._attempts_of(key, now) for key in keys]
         starts_at = max(now, *(of_key.next_at for of_key in attempts))
         wait_s = starts_at - now
-        if wait_s > MAX_WAIT_S or (wait_s > 0 and self._waiting >= self._max_waiting):
-            return wait_s
+        if wait_s > MAX_WAIT_S:
+            yield wait_s
+            return
+        if not is_known and self._strange_attempts >= self._max_attempts:
+            yield MAX_WAIT_S
+            return
         for key, of_key in zip(keys, attempts, strict=True):
             self._count(key, of_key.failures + 1, starts_at, now)
-        if wait_s > 0:
-            self._waiting += 1
-            try:
+        self._strange_attempts += not is_known
+        try:
+            if wait_s > 0:
                 await self._sleep(wait_s)
-            finally:
-                self._waiting -= 1
-        return 0.0
+            yield 0.0
+        finally:
+            self._strange_attempts -= not is_known
 
     def succeeded(self, address: str, name: str) -> None:
         """Forgets the failures of this address and of this name."""

@@ -1,9 +1,10 @@
 """Single sign-on at an OpenID Connect provider: the authorization code flow with PKCE (OpenID Connect Core 1.0 section
 3.1, RFC 7636, RFC 9207).
 
-`SignOn.begin` makes the address of the provider's login page and a cookie; `SignOn.finish` takes what the browser
-brings back from there, fetches the ID token, checks it, and returns who the user is. Nothing is kept between the two
-but in the cookie, so that another node may finish what this one began. Signatures are checked by joserfc.
+`SignOn.begin` makes the address of the provider's login page and a cookie; `SignOn.returned` checks what the browser
+brings back from there; `SignOn.finish` fetches the ID token, checks it, and returns who the user is. Nothing is kept
+between the first two but in the cookie, so that another node may finish what this one began. Signatures are checked by
+joserfc.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from redpoll.config.settings import Settings
 from redpoll.config.single_sign_on import ALGORITHMS, MAX_BYTES, WITHIN_S, document_faults, document_url
 from redpoll.control.accounts.identity import Identity
 
-__all__ = ["BEGUN_WITHIN_S", "CLOCKS_WITHIN_S", "Begun", "SignOn", "SignOnError"]
+__all__ = ["BEGUN_WITHIN_S", "CLOCKS_WITHIN_S", "Begun", "Returned", "SignOn", "SignOnError"]
 
 # How long a user may take at the provider.
 BEGUN_WITHIN_S: Final = 600.0
@@ -64,6 +65,16 @@ class Begun(NamedTuple):
 
     url: str
     cookie: str
+
+
+class Returned(NamedTuple):
+    """A browser that came back from the provider with the cookie and the state of a login that began here. `answer` is
+    the callback's query, `following` the page that the login was for."""
+
+    answer: Mapping[str, str]
+    nonce: str
+    verifier: str
+    following: str
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -141,8 +152,8 @@ class SignOn:
 
     # -- back from the provider
 
-    async def finish(self, query: str, cookie: str, redirect_uri: str) -> tuple[Identity, str]:
-        """Who came back, and the page that the login was for. `query` is that of the callback. Raises SignOnError."""
+    def returned(self, query: str, cookie: str) -> Returned:
+        """What a browser brings back: `query` is that of the callback. Asks nobody. Raises SignOnError."""
         state = self._opened(cookie)
         try:
             answer = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
@@ -150,6 +161,11 @@ class SignOn:
             raise SignOnError("the provider's answer has more than 20 fields", _CHECK_STATE) from None
         if not hmac.compare_digest(answer.get("state", "").encode(), state.state.encode()):
             raise SignOnError("wrong state: the answer belongs to another login", _CHECK_STATE)
+        return Returned(answer, state.nonce, state.verifier, state.following)
+
+    async def finish(self, returned: Returned, redirect_uri: str) -> Identity:
+        """Who came back. Raises SignOnError."""
+        answer = returned.answer
         document = await self._provider()
         if answer.get("iss", document["issuer"]) != document["issuer"]:
             raise SignOnError("wrong issuer in the provider's answer", _CHECK_ISSUER)
@@ -157,10 +173,10 @@ class SignOn:
             error = answer.get("error", "")
             shown = error if _ERROR(error) else "no code and no error"
             raise SignOnError(f"the provider refused the login: {shown}", _CHECK_REFUSED.format(shown))
-        token = await self._token(document, answer["code"], state.verifier, redirect_uri)
+        token = await self._token(document, answer["code"], returned.verifier, redirect_uri)
         claims = await self._claims(document, token)
-        self._check(claims, state.nonce)
-        return self._identity(claims, token), state.following
+        self._check(claims, returned.nonce)
+        return self._identity(claims, token)
 
     async def _token(self, document: Mapping[str, Any], code: str, verifier: str, redirect_uri: str) -> str:
         """Exchanges the code for the ID token."""

@@ -15,12 +15,13 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import structlog
 
 from redpoll.control.accounts.accounts import Accounts, Session
-from redpoll.control.dashboard.forms import CSRF_FIELD, Form, read_form, read_pairs
+from redpoll.control.dashboard.forms import CSRF_FIELD, MAX_STRANGE_BYTES, Form, read_form, read_pairs
 from redpoll.control.dashboard.pages import Pages
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Access, Handler, Place, Route
 from redpoll.control.records.records import Records
+from redpoll.http.messages import MAX_BODY_BYTES
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import check_size
 from redpoll.protocol.errors import ApiError
@@ -38,6 +39,8 @@ _SECURE_PREFIX: Final = "__Host-"
 _COOKIE_FORM: Final = "; Path=/; HttpOnly; SameSite=Lax"
 _NEVER_SHOWN: Final = ("old_password", "new_password", "new_password_again", "password")
 _MAX_NOTICES: Final = 1_000
+# The login page sends a form of MAX_STRANGE_BYTES again, encoded twice.
+_MAX_OPEN_BYTES: Final = 2 * MAX_STRANGE_BYTES
 _HTMX: Final = "HX-Request"
 _NO_APP: Final = "There is no app with this id. It may have been deleted."
 # The pages of users who may see some apps only: those of these apps, and what belongs to the user.
@@ -143,10 +146,26 @@ class AccessControl:
 
     def open_route(self, method: str, pattern: str, name: str, handler: Handler) -> Route:
         """A route that needs no login."""
-        return self._made(method, pattern, name, handler, Access.OPEN)
+        return self._made(method, pattern, name, handler, Access.OPEN, _MAX_OPEN_BYTES)
 
-    def _made(self, method: str, pattern: str, name: str, handler: Handler, access: Access) -> Route:
-        return Route(method, f"{HOME}{pattern}", f"dashboard_{name}", handler, access, Place.CONTROL)
+    def _made(
+        self,
+        method: str,
+        pattern: str,
+        name: str,
+        handler: Handler,
+        access: Access,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> Route:
+        return Route(
+            method,
+            f"{HOME}{pattern}",
+            f"dashboard_{name}",
+            handler,
+            access,
+            Place.CONTROL,
+            max_body_bytes=max_body_bytes,
+        )
 
     def _guarded(self, page: Page, name: str, role: str, pattern: str) -> Handler:
         async def handle(request: Request) -> Response:
@@ -182,7 +201,8 @@ class AccessControl:
             shown = _path_of(request.headers.get("HX-Current-URL", ""))
             return Response(204, b"", header_line("HX-Redirect", _login_path(shown)))
         if request.method == "POST":
-            return await self._expired(request, _typed(request))
+            typed = _typed(request) if len(request.body) <= MAX_STRANGE_BYTES else None
+            return await self._expired(request, typed)
         return redirect(_login_path(request.target))
 
     def _offer_form(self, request: Request, session: Session) -> Response:

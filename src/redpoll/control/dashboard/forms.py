@@ -12,9 +12,11 @@ from urllib.parse import parse_qsl
 from redpoll.control.http.request import Request
 from redpoll.protocol.errors import ApiError
 
-__all__ = ["CSRF_FIELD", "Form", "read_form", "read_pairs", "sentence"]
+__all__ = ["CSRF_FIELD", "MAX_STRANGE_BYTES", "Form", "read_form", "read_pairs", "sentence"]
 
 CSRF_FIELD: Final = "csrf"
+# Of a form without a session, which anybody can send: one that is longer isn't offered again after the login.
+MAX_STRANGE_BYTES: Final = 16 * 1024
 # The largest form is the settings of an app; lists are of ids to retry or discard.
 _MAX_FIELDS: Final = 5_000
 _TYPE: Final = "application/x-www-form-urlencoded"
@@ -105,7 +107,7 @@ def read_form(request: Request) -> Form:
 def read_pairs(body: bytes) -> list[tuple[str, str]]:
     """The names and values of a form body, in order. Raises ApiError."""
     try:
-        if b"%00" in body:
+        if b"%00" in body or b"\0" in body:
             raise ValueError("PostgreSQL's text can't have it")
         return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
     except (UnicodeError, ValueError):

@@ -20,6 +20,7 @@ from redpoll.control.dashboard.access import (
     AccessControl,
     Visit,
     check_origin,
+    cookie_of,
     own_path,
     redirect,
     set_cookie,
@@ -85,9 +86,12 @@ class Login:
         return self._page(request, following=own_path(following))
 
     async def expired(self, request: Request, typed: Form | None) -> Response:
-        """The login page in response to a form without a session. It carries the typed values."""
-        resend = urlencode(typed.pairs) if typed is not None else ""
-        return self._page(request, status=401, resend_path=request.path, resend=resend)
+        """The login page in response to a form without a session. It carries the typed values; None: they are longer
+        than what is taken from strangers."""
+        if typed is None:
+            fault = "Your session has ended, so nothing was saved. What you typed was too long to be kept."
+            return self._page(request, status=401, fault=fault)
+        return self._page(request, status=401, resend_path=request.path, resend=urlencode(typed.pairs))
 
     def _page(
         self,
@@ -122,13 +126,12 @@ class Login:
         following = own_path(form.text("next", HOME))
         resend_path, resend = form.text("resend_path"), form.raw("resend")
         again: dict[str, Any] = {"following": following, "resend_path": resend_path, "resend": resend, "name": name}
-        wait_s = math.ceil(await self.throttle.admit(address, name))
-        if wait_s > 0:
-            fault = f"Too many logins fail at present. Try again in {wait_s} s."
-            return self._page(
-                request, status=429, fault=fault, headers=header_line("Retry-After", str(wait_s)), **again
-            )
-        plain = await self._accounts.log_in(name, form.raw("password"), address)
+        async with self.throttle.attempt(address, name) as wait_s:
+            if wait_s > 0:
+                wait = str(math.ceil(wait_s))
+                fault = f"Too many logins fail at present. Try again in {wait} s."
+                return self._page(request, status=429, fault=fault, headers=header_line("Retry-After", wait), **again)
+            plain = await self._accounts.log_in(name, form.raw("password"), address, cookie_of(request))
         if plain is None:
             return self._page(request, status=401, fault="Wrong name or password.", **again)
         self.throttle.succeeded(address, name)
@@ -167,19 +170,28 @@ class Login:
         if form.raw("new_password") != form.raw("new_password_again"):
             form.fault("new_password_again", "The two passwords are different.")
         else:
-            wait_s = math.ceil(await self.throttle.admit(visit.request.remote, visit.session.user.name))
-            if wait_s > 0:
-                raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {wait_s} s.")
-            try:
-                await self._accounts.change_password(
-                    visit.session, form.raw("old_password"), form.raw("new_password"), visit.request.remote
-                )
-            except AccountError as error:
-                form.fault(error.field, str(error))
+            plain = await self._changed_password(visit, form)
         if not form.good:
             return visit.page("account.html", status=422, form=form)
         self.throttle.succeeded(visit.request.remote, visit.session.user.name)
-        return visit.redirect(HOME, "Password changed. Your other sessions have ended.")
+        session = await self._accounts.session(plain)
+        assert session is not None
+        self._access.give_notice(session.hash, "Password changed. Your other sessions have ended.")
+        return redirect(HOME, set_cookie(visit.request, plain))
+
+    async def _changed_password(self, visit: Visit, form: Form) -> str:
+        """The id of the session after the change; "" and a fault in `form` if nothing was changed."""
+        session, address = visit.session, visit.request.remote
+        async with self.throttle.attempt(address, session.user.name) as wait_s:
+            if wait_s > 0:
+                raise ApiError("rate_limited", f"Too many wrong passwords. Try again in {math.ceil(wait_s)} s.")
+            try:
+                return await self._accounts.change_password(
+                    session, form.raw("old_password"), form.raw("new_password"), address
+                )
+            except AccountError as error:
+                form.fault(error.field, str(error))
+                return ""
 
 
 def _is_https(request: Request) -> bool:

@@ -60,21 +60,24 @@ class SignOnPages:
 
     async def finish(self, request: Request) -> Response:
         """GET /dashboard/sso/callback: back from the provider."""
-        cookie, address = cookie_of(request, _COOKIE), request.remote
-        # Each wrong answer would cause a request to the provider.
-        wait_s = math.ceil(await self._throttle.admit(address, _name_of(address)))
-        if wait_s > 0:
-            raise ApiError("rate_limited", f"Too many logins fail at present. Try again in {wait_s} s.")
+        address = request.remote
         try:
-            identity, following = await self._sign_on.finish(request.query, cookie, _address_of(request) + _CALLBACK)
+            returned = self._sign_on.returned(request.query, cookie_of(request, _COOKIE))
+            # Only now: a page of another site can send browsers here, but not with their cookie and its state.
+            async with self._throttle.attempt(address, _name_of(address)) as wait_s:
+                if wait_s > 0:
+                    text = f"Too many logins fail at present. Try again in {math.ceil(wait_s)} s."
+                    raise ApiError("rate_limited", text)
+                # Each wrong answer causes a request to the provider.
+                identity = await self._sign_on.finish(returned, _address_of(request) + _CALLBACK)
         except SignOnError as error:
             if error.without_role:
                 await self._accounts.withdraw(error.without_role, address)
             return self._refused(request, error)
         self._throttle.succeeded(address, _name_of(address))
-        plain = await self._accounts.sign_on(identity, address)
+        plain = await self._accounts.sign_on(identity, address, cookie_of(request))
         log.info("single sign-on", who=identity.name, role=identity.role, address=address)
-        return redirect(following, set_cookie(request, plain) + set_cookie(request, "", name=_COOKIE))
+        return redirect(returned.following, set_cookie(request, plain) + set_cookie(request, "", name=_COOKIE))
 
     def _refused(self, request: Request, error: SignOnError) -> Response:
         log.warning("single sign-on refused", reason=error.reason, address=request.remote)

@@ -10,6 +10,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from redpoll.config.proxies import NO_PROXIES, TrustedProxies
@@ -39,6 +40,8 @@ _TABLE: Final = FieldTable(
 )
 # A client whose connection ends has this long to stop sending and read the last response.
 _LINGER_S: Final = 2.0
+# Longer if it still reads: until it has read nothing for this long.
+_STALLED_S: Final = 30.0
 # The control port serves the dashboard, metrics and the operator's scripts. Redis, the record store and webhook
 # deliveries need the other descriptors.
 _MAX_CONNECTIONS: Final = 1024
@@ -99,7 +102,7 @@ class PortStream(asyncio.Protocol):
     def connection_lost(self, fault: Exception | None) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        self._port.gone(self)
+        self._port.lost(self)
 
     # -- called by its HTTP connection ---------------------------------------------------------------------
 
@@ -128,17 +131,37 @@ class PortStream(asyncio.Protocol):
         else:
             # With TLS the transport lingers itself, for the client's close_notify.
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self._linger()
 
     def _linger(self) -> None:
+        now_s = self._port.now_s()
+        self._look_later(self._transport.get_write_buffer_size(), now_s + self._port.stalled_s)
+
+    def _look_later(self, unsent_bytes: int, stalled_at: float) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        self.timer = asyncio.get_running_loop().call_later(_LINGER_S, self._end_lingering)
+        again_s = min(_LINGER_S, self._port.stalled_s)
+        self.timer = asyncio.get_running_loop().call_later(again_s, self._end_lingering, unsent_bytes, stalled_at)
 
-    def _end_lingering(self) -> None:
-        if self._transport.get_write_buffer_size():
-            self._linger()
-        else:
+    def _end_lingering(self, unsent_bytes: int, stalled_at: float) -> None:
+        """The client had left `unsent_bytes` unread."""
+        left = self._transport.get_write_buffer_size()
+        if not left:
             self._transport.close()
+        elif left < unsent_bytes:
+            self._linger()
+        elif self._port.now_s() < stalled_at:
+            self._look_later(left, stalled_at)
+        else:
+            self._transport.abort()
+
+    def make_room(self) -> None:
+        """Ends an idle connection, at once if its client hasn't read its last answer."""
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self.end_http()
 
     def pause_reading(self) -> None:
         if not self._transport.is_closing():
@@ -156,7 +179,8 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
     """Serves the control port; asyncio's server calls it for each connection.
 
     `received` gets each request. `error_page` (status, code, text) renders the errors of bytes that are no request.
-    `trusted`: the proxies whose word about their clients counts. `secure`: the port has TLS.
+    `trusted`: the proxies whose word about their clients counts. `secure`: the port has TLS. `stalled_s`: how long a
+    connection that ends waits for a client that reads nothing.
     """
 
     def __init__(
@@ -172,6 +196,9 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
         super().__init__(_TABLE, ("connections", "bodies"))
         self.body_timeout_s = body_timeout_s
         self.max_connections = _default_max_connections()
+        self.stalled_s = _STALLED_S
+        # Of `connections`, and of those that end.
+        self.open_streams = 0
         self.trusted = trusted
         self._secure = secure
         self._received = received
@@ -184,7 +211,8 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
 
     def opened(self, stream: PortStream, peer: str) -> HttpConnection[PortStream] | None:
         """Serve a new connection. None: there is no room, and it has been refused."""
-        if len(self.connections) >= self.max_connections and not self._close_idle():
+        self.open_streams += 1
+        if self.open_streams > self.max_connections and not self._close_idle():
             self.limit_reached("connections")
             text = "the control port has too many connections; try again later"
             stream.write_http(self.error(Fault(503, "unavailable", text)))
@@ -203,8 +231,13 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
             return False
         # Now, not when the connection is lost, which is later.
         self.gone(oldest)
-        oldest.end_http()
+        oldest.make_room()
         return True
+
+    def lost(self, stream: PortStream) -> None:
+        """The connection has ended: its descriptor is free."""
+        self.open_streams -= 1
+        self.gone(stream)
 
     def gone(self, stream: PortStream) -> None:
         super().gone(stream)
@@ -245,7 +278,7 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
         made.remote = self.trusted.client_of(connection.peer, forwarded) if self.trusted else connection.peer
         made.secure = self.trusted.is_secure(connection.peer, headers.get("X-Forwarded-Proto"), self._secure)
         # Later, because it may be answered at once, and the connection may have a thousand more.
-        self._loop.call_soon(self._received, made)
+        self.later(partial(self._received, made))
 
     def error(self, fault: Fault) -> bytes:
         page = self._error_page(*fault)
