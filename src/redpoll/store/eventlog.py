@@ -50,7 +50,7 @@ _TABLES: Final = (
 )
 # A batch fills many pages, and each costs system calls for the -wal and for the file: with SQLite's 4 KiB, a call costs
 # the log a third more (bench/parts/log_pages.py). Larger ones would gain little, and each write of a quiet server fills
-# some. A file that has smaller ones keeps them. A -wal of 4 MiB is written back.
+# some. A file that has smaller ones keeps them. A -wal of 256 pages is written back: 4 MiB.
 _PRAGMAS: Final = (
     "page_size=16384",
     "journal_mode=WAL",

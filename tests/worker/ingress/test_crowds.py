@@ -169,7 +169,7 @@ async def test_half_of_all_requests_is_for_callers_with_a_right_credential(
 async def test_half_of_unfinished_bodies_is_for_callers_with_a_right_credential(bench, open_from, control, wait_until):
     worker = await bench.start()
     http = worker.gate.http
-    http.max_reading_bytes = 20_000
+    http.max_reading_bytes = 32_000
     control.on_head = lambda request: (
         b"HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         if "auth_signature" not in request.target
@@ -177,16 +177,18 @@ async def test_half_of_unfinished_bodies_is_for_callers_with_a_right_credential(
     )
     part = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n" + b"x" * 6000
     await open_from(worker, "127.0.0.2", part)
-    await wait_until(lambda: http.reading_bytes == len(part))
+    # As received, and as a message to control.
+    await wait_until(lambda: http.reading_bytes > 2 * 6000)
+    counted = http.reading_bytes
     reader, _ = await open_from(worker, "127.0.0.2", part)
     assert await status(reader) == 401
     signed = publish(body=b"x" * 9000)
     for _ in range(2):
         reader, writer = await open_from(worker, "127.0.0.2", signed[:-2000])
-        await wait_until(lambda: http.reading_bytes > len(part))
+        await wait_until(lambda: http.reading_bytes > counted)
         writer.write(signed[-2000:])
         assert await status(reader) == 200
-        await wait_until(lambda: http.reading_bytes == len(part))
+        await wait_until(lambda: http.reading_bytes == counted)
 
 
 async def test_out_of_descriptors_silent_connections_make_room_and_a_back_end_stays(

@@ -113,14 +113,14 @@ class PublicConnection(ReadingConnection):
         http = self._server
         client, missing = packed[3:]
         limit = http.max_reading_bytes if self.authenticated else http.max_strange_reading_bytes
-        # Its head counts too.
-        if http.reading_bytes + len(data) > limit or not (self.authenticated or self._reserve(client)):
+        size = len(data) + len(packed[2])  # what was received, and the message of it
+        if http.reading_bytes + size > limit or not (self.authenticated or self._reserve(client)):
             return False
         if missing < 0:
             self.stream.write_http(CONTINUE_LINE)
         self._kept = data, packed
-        self._counted_bytes = len(data)
-        http.reading_bytes += len(data)
+        self._counted_bytes = size
+        http.reading_bytes += size
         self.state = _BODY
         http.wait(self.stream, http.body_timeout_s)
         return True
@@ -133,10 +133,10 @@ class PublicConnection(ReadingConnection):
         if self._kept is not None:
             beginning, (flags, method, message, client, missing) = self._kept
             http, more, missing = self._server, len(data), abs(missing)
-            if more < missing and http.reading_bytes + more <= http.max_strange_reading_bytes:
+            if more < missing and http.reading_bytes + 2 * more <= http.max_strange_reading_bytes:
                 self._kept = beginning + data, (flags, method, message + data, client, missing - more)
-                self._counted_bytes += more
-                http.reading_bytes += more
+                self._counted_bytes += 2 * more
+                http.reading_bytes += 2 * more
                 return
             self._kept = None
             if more == missing:
