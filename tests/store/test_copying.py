@@ -42,7 +42,7 @@ async def fill(store: Store) -> None:
         row |= {"trace": None, "body": b"\x00\xff", "at": 1.0, "created_at": 1.0}
         added = await delivery_rows.add(connection, [{**row, "id": f"d{number}"} for number in range(1200)])
         attempt = AttemptRow(1, 2.0, 500, 7, "status", "answered 500", b"\xff")
-        await delivery_rows.put_results(connection, [Result(added[-1].number, "failed", 3.0, attempt)])
+        await delivery_rows.put_results(connection, [Result(added[-1].number, added[-1].id, "failed", 3.0, attempt)])
         user = accounts.User(name="vera", password_hash="p", role="admin", must_change=True, created_at=1.0)
         await accounts.add(connection, user)
         await accounts.add_session(connection, "s", "vera", 2.0)

@@ -39,7 +39,7 @@ async def test_new_delivery_is_due_from_its_time_on(connection):
 
 async def test_adding_an_existing_delivery_changes_nothing(connection):
     numbers = await put(connection, row("d1"))
-    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    await rows.put_results(connection, [result(numbers, "d1", "delivered", 11.0)])
     again = await rows.add(connection, [row("d1"), row("d2"), row("d2")])
     assert [delivery.id for delivery in again] == ["d2"]
     assert await state(connection, "d1") == ("delivered", 11.0, 1)
@@ -67,7 +67,7 @@ async def test_due_deliveries_are_sorted_by_time_then_by_number(connection):
 async def test_result_changes_a_waiting_delivery_and_stores_the_attempt(connection):
     numbers = await put(connection, row("retried"), row("done"), row("failed"))
     outcome = {"retried": ("waiting", 70.0), "done": ("delivered", 11.0), "failed": ("failed", 12.0)}
-    await rows.put_results(connection, [result(numbers[name], *change) for name, change in outcome.items()])
+    await rows.put_results(connection, [result(numbers, name, *change) for name, change in outcome.items()])
     for name, (became, at) in outcome.items():
         assert await state(connection, name) == (became, at, 1)
     made = await rows.attempts_at(connection, numbers["done"])
@@ -77,12 +77,12 @@ async def test_result_changes_a_waiting_delivery_and_stores_the_attempt(connecti
 async def test_late_or_repeated_result_does_not_change_the_delivery(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await rows.discard(connection, ["d1"], 11.0)
-    await rows.put_results(connection, [result(numbers["d1"], "waiting", 70.0)])
+    await rows.put_results(connection, [result(numbers, "d1", "waiting", 70.0)])
     assert await state(connection, "d1") == ("discarded", 11.0, 0)
     # The attempt was made, so it is shown.
     assert len(await rows.attempts_at(connection, numbers["d1"])) == 1
     for _ in range(2):
-        await rows.put_results(connection, [result(numbers["d2"], "waiting", 70.0)])
+        await rows.put_results(connection, [result(numbers, "d2", "waiting", 70.0)])
     assert await state(connection, "d2") == ("waiting", 70.0, 1)
     assert len(await rows.attempts_at(connection, numbers["d2"])) == 1
 
@@ -90,7 +90,7 @@ async def test_late_or_repeated_result_does_not_change_the_delivery(connection):
 async def test_result_of_a_removed_delivery_does_not_block_other_results(connection):
     numbers = await put(connection, row("d1"), row("d2"))
     await connection.execute(sa.delete(rows.deliveries).where(rows.deliveries.c.id == "d1"))
-    await rows.put_results(connection, [result(number, "delivered", 11.0) for number in numbers.values()])
+    await rows.put_results(connection, [result(numbers, name, "delivered", 11.0) for name in numbers])
     assert await state(connection, "d2") == ("delivered", 11.0, 1)
     assert await rows.attempts_at(connection, numbers["d1"]) == []
 
@@ -98,9 +98,9 @@ async def test_result_of_a_removed_delivery_does_not_block_other_results(connect
 @pytest.mark.parametrize(("before_s", "now_s"), [(1_000.0, 4_600.0), (4_600.0, 1_000.0)])
 async def test_clock_change_keeps_the_length_of_pauses(connection, before_s, now_s):
     numbers = await put(connection, *(row(name, at=before_s) for name in ("paused", "due", "failed")))
-    await rows.put_results(connection, [result(numbers["paused"], "waiting", before_s + 7)])
-    await rows.put_results(connection, [result(numbers["due"], "waiting", before_s - 7)])
-    await rows.put_results(connection, [result(numbers["failed"], "failed", before_s)])
+    await rows.put_results(connection, [result(numbers, "paused", "waiting", before_s + 7)])
+    await rows.put_results(connection, [result(numbers, "due", "waiting", before_s - 7)])
+    await rows.put_results(connection, [result(numbers, "failed", "failed", before_s)])
     # `new` was written with the time after the change, `old` with the time before it.
     await put(connection, row("new", at=now_s), row("old", at=before_s))
     await rows.move_due_times(connection, before_s=before_s, now_s=now_s, pauses_s=(10.0, 60.0, 300.0))
@@ -112,11 +112,11 @@ async def test_clock_change_keeps_the_length_of_pauses(connection, before_s, now
 async def test_clock_of_another_leader_delays_no_delivery_beyond_the_pause_after_its_attempt(connection):
     names = ("paused", "soon", "untried", "second", "sixth")
     numbers = await put(connection, *(row(name, at=5_000.0) for name in names))
-    await rows.put_results(connection, [result(numbers["paused"], "waiting", 5_010.0)])
+    await rows.put_results(connection, [result(numbers, "paused", "waiting", 5_010.0)])
     for name, attempts in (("second", 2), ("sixth", 6)):
         for n in range(1, attempts + 1):
-            await rows.put_results(connection, [result(numbers[name], "waiting", 5_010.0, n=n)])
-    await rows.put_results(connection, [result(numbers["soon"], "waiting", 1_010.0)])
+            await rows.put_results(connection, [result(numbers, name, "waiting", 5_010.0, n=n)])
+    await rows.put_results(connection, [result(numbers, "soon", "waiting", 1_010.0)])
     await rows.move_due_times(connection, before_s=1_000.0, now_s=1_000.0, pauses_s=(10.0, 60.0, 300.0))
     assert [(await state(connection, name))[1] for name in numbers] == [1_010.0, 1_010.0, 1_000.0, 1_060.0, 1_300.0]
 
@@ -126,14 +126,14 @@ async def test_clock_of_another_leader_delays_no_delivery_beyond_the_pause_after
 
 async def test_retry_affects_only_failed_deliveries_and_starts_a_new_cycle(connection):
     numbers = await put(connection, row("d1"), row("d2"))
-    await rows.put_results(connection, [result(numbers["d1"], "waiting", 20.0)])
-    await rows.put_results(connection, [result(numbers["d1"], "failed", 21.0, n=2)])
+    await rows.put_results(connection, [result(numbers, "d1", "waiting", 20.0)])
+    await rows.put_results(connection, [result(numbers, "d1", "failed", 21.0, n=2)])
     assert (await rows.find_by_id(connection, "d1")).dead_letter == "pending"
     assert await rows.retry(connection, ["d1", "d2"], 50.0) == 1
     again = await rows.find_by_id(connection, "d1")
     assert (again.state, again.at, again.attempts, again.cycle_from) == ("waiting", 50.0, 2, 2)
     assert again.dead_letter == "retrying"
-    await rows.put_results(connection, [result(numbers["d1"], "delivered", 51.0, n=3)])
+    await rows.put_results(connection, [result(numbers, "d1", "delivered", 51.0, n=3)])
     assert (await rows.find_by_id(connection, "d1")).dead_letter == "delivered"
     assert [attempt.n for attempt in await rows.attempts_at(connection, numbers["d1"])] == [1, 2, 3]
 
@@ -141,13 +141,13 @@ async def test_retry_affects_only_failed_deliveries_and_starts_a_new_cycle(conne
 async def test_delivery_that_never_failed_is_no_dead_letter(connection):
     numbers = await put(connection, row("d1"))
     assert (await rows.find_by_id(connection, "d1")).dead_letter is None
-    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    await rows.put_results(connection, [result(numbers, "d1", "delivered", 11.0)])
     assert (await rows.find_by_id(connection, "d1")).dead_letter is None
 
 
 async def test_delivered_or_discarded_deliveries_are_not_discarded_again(connection):
     numbers = await put(connection, row("d1"), row("d2"))
-    await rows.put_results(connection, [result(numbers["d1"], "delivered", 11.0)])
+    await rows.put_results(connection, [result(numbers, "d1", "delivered", 11.0)])
     assert await rows.discard(connection, ["d1", "d2"], 12.0) == 1
     assert await rows.discard(connection, ["d1", "d2"], 13.0) == 0
     assert (await state(connection, "d2"))[:2] == ("discarded", 12.0)
@@ -155,7 +155,7 @@ async def test_delivered_or_discarded_deliveries_are_not_discarded_again(connect
 
 async def test_bulk_changes_affect_only_deliveries_in_the_given_states(connection):
     numbers = await put(connection, row("a"), row("b", "e2"), row("waits"))
-    await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["b"], "failed", 21.0)])
+    await rows.put_results(connection, [result(numbers, "a", "failed", 20.0), result(numbers, "b", "failed", 21.0)])
     assert set(await rows.numbers(connection, ("e1", "e2"), ("failed",))) == {numbers["a"], numbers["b"]}
     assert await rows.numbers(connection, ("e2",), ("waiting",)) == []
     assert await rows.retry(connection, list(numbers.values()), 30.0) == 2
@@ -180,7 +180,7 @@ async def test_deliveries_are_paged_newest_first(connection):
 
 async def test_depths_count_waiting_and_failed_deliveries(connection):
     numbers = await put(connection, row("a", at=5.0), row("b", at=6.0), row("c", at=7.0), row("d", "e2"))
-    await rows.put_results(connection, [result(numbers["a"], "failed", 20.0), result(numbers["d"], "failed", 20.0)])
+    await rows.put_results(connection, [result(numbers, "a", "failed", 20.0), result(numbers, "d", "failed", 20.0)])
     assert await rows.depths(connection, ("e1", "e2")) == {"e1": Depth(2, 1, 6.0), "e2": Depth(0, 1, None)}
     assert await rows.depths(connection, ()) == {}
 

@@ -16,9 +16,9 @@ async def connection(connection):
 
 async def test_old_and_excess_deliveries_are_removed_but_not_unfinished_ones(connection):
     numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
-    done = [result(numbers[f"d{number}"], "delivered", 20.0 + number) for number in range(6)]
+    done = [result(numbers, f"d{number}", "delivered", 20.0 + number) for number in range(6)]
     await rows.put_results(
-        connection, [*done, result(numbers["d6"], "failed", 1.0), result(numbers["other"], "delivered", 1.0)]
+        connection, [*done, result(numbers, "d6", "failed", 1.0), result(numbers, "other", "delivered", 1.0)]
     )
 
     assert set(await old_deliveries.endpoints_to_prune(connection, keep=5, older_than=0.5)) == {"e1"}
@@ -47,10 +47,22 @@ async def test_the_newest_stay_also_of_many_that_were_finished_at_the_same_time(
     assert {delivery.id for delivery in left} == {"d5", "d6", "d7"}
 
 
+async def test_result_of_a_removed_delivery_is_not_that_of_another_with_its_number(connection):
+    first = await put(connection, row("of a deleted app"))
+    await rows.discard(connection, list(first.values()), 20.0)
+    assert await old_deliveries.remove_finished(connection, "e1", keep=0, older_than=0.0, before=99.0)
+    second = await put(connection, row("another", "e2"))
+    assert [*first.values()] == [*second.values()]
+    await rows.put_results(connection, [result(first, "of a deleted app", "delivered", 21.0)])
+    (found,) = await rows.find(connection, ("e1", "e2"), rows.STATES, 99)
+    assert (found.id, found.state, found.attempts) == ("another", "waiting", 0)
+    assert await rows.attempts_at(connection, found.number) == []
+
+
 async def test_oldest_dead_letters_are_removed_but_not_recent_ones(connection):
     numbers = await put(connection, *(row(f"d{number}") for number in range(8)), row("other", "e2"))
-    failed = [result(numbers[f"d{number}"], "failed", 20.0 + number) for number in range(6)]
-    await rows.put_results(connection, [*failed, result(numbers["other"], "failed", 1.0)])
+    failed = [result(numbers, f"d{number}", "failed", 20.0 + number) for number in range(6)]
+    await rows.put_results(connection, [*failed, result(numbers, "other", "failed", 1.0)])
     assert await old_deliveries.remove_dead_letters(connection, "e1", keep=4, before=99.0) == 2
     assert await old_deliveries.remove_dead_letters(connection, "e1", keep=0, before=23.0) == 2
     assert await old_deliveries.remove_dead_letters(connection, "e1", keep=2, before=99.0) == 0

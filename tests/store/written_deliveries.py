@@ -22,8 +22,9 @@ def row(delivery_id, endpoint_id="e1", at=10.0, **more):
     return {"id": delivery_id, "endpoint_id": endpoint_id, "body": b"{}", "at": at, "created_at": at, **columns, **more}
 
 
-def result(number, state, at, n=1):
-    return Result(number, state, at, AttemptRow(n, at - 0.5, 500, 12, "status", "answered 500", b"\xff"))
+def result(numbers, name, state, at, n=1):
+    """Of the delivery `name`, whose number is in `numbers`."""
+    return Result(numbers[name], name, state, at, AttemptRow(n, at - 0.5, 500, 12, "status", "answered 500", b"\xff"))
 
 
 async def put(connection, *added):

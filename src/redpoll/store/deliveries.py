@@ -113,9 +113,10 @@ class AttemptRow(NamedTuple):
 
 class Result(NamedTuple):
     """The new `state` and `at` of a waiting delivery after an attempt. It is written only if that was the delivery's
-    next attempt."""
+    next attempt. If the delivery was removed during it, another one may have its number, so the `id` is compared."""
 
     number: int
+    id: str
     state: str
     at: float
     attempt: AttemptRow
@@ -257,6 +258,7 @@ _PUT_RESULT: Final = (
     sa.update(deliveries)
     .where(
         deliveries.c.number == sa.bindparam("which"),
+        deliveries.c.id == sa.bindparam("which_id"),
         deliveries.c.state == "waiting",
         deliveries.c.attempts == sa.bindparam("n") - 1,
     )
@@ -266,9 +268,10 @@ _PUT_RESULT: Final = (
 
 @cache
 def _put_attempt(dialect: str) -> sa.Insert:
-    """The delivery may have been discarded and removed during the attempt, if this process was suspended."""
+    """The delivery may have been discarded and removed during the attempt."""
     values = (sa.bindparam(name, type_=attempts.c[name].type) for name in AttemptRow._fields)
-    still_there = sa.select(deliveries.c.number, *values).where(deliveries.c.number == sa.bindparam("which"))
+    is_it = (deliveries.c.number == sa.bindparam("which")) & (deliveries.c.id == sa.bindparam("which_id"))
+    still_there = sa.select(deliveries.c.number, *values).where(is_it)
     statement = insert_of(dialect)(attempts).from_select(["delivery", *AttemptRow._fields], still_there)
     return statement.on_conflict_do_nothing()
 
@@ -277,11 +280,17 @@ async def put_results(connection: AsyncConnection, results: Sequence[Result]) ->
     """Writes the results of attempts. If a delivery was discarded during the attempt, the attempt is added and the
     delivery stays discarded."""
     changed = [
-        {"which": result.number, "to_state": result.state, "to_at": result.at, "n": result.attempt.n}
+        {
+            "which": result.number,
+            "which_id": result.id,
+            "to_state": result.state,
+            "to_at": result.at,
+            "n": result.attempt.n,
+        }
         for result in results
     ]
     await connection.execute(_PUT_RESULT, changed)
-    rows = [{"which": result.number, **result.attempt._asdict()} for result in results]
+    rows = [{"which": result.number, "which_id": result.id, **result.attempt._asdict()} for result in results]
     await connection.execute(_put_attempt(connection.dialect.name), rows)
 
 

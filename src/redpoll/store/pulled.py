@@ -68,7 +68,7 @@ async def hand_out(
     """Notes that these due deliveries are handed out now, each to come again at its time of `until_s`."""
     reason = "handed out, and not acknowledged"
     results = [
-        Result(one.number, "waiting", at, AttemptRow(one.attempts + 1, now_s, None, 0, outcome, reason, b""))
+        Result(one.number, one.id, "waiting", at, AttemptRow(one.attempts + 1, now_s, None, 0, outcome, reason, b""))
         for one, at in zip(chosen, until_s, strict=True)
     ]
     if results:

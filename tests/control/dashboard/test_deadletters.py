@@ -45,7 +45,11 @@ async def dead(plane):
             )
             failed = [
                 rows.Result(
-                    row.number, "failed", 2_000.0, rows.AttemptRow(1, 1_500.0, 503, 5, "status", "503", b"<b>no")
+                    row.number,
+                    row.id,
+                    "failed",
+                    2_000.0,
+                    rows.AttemptRow(1, 1_500.0, 503, 5, "status", "503", b"<b>no"),
                 )
                 for row in written
             ]

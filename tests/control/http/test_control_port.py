@@ -395,6 +395,18 @@ async def test_idle_connections_whose_clients_read_nothing_make_room_at_once(ser
     await wait_until(lambda: port.open_streams == len(port.idle) == 2)
 
 
+async def test_a_download_is_cut_off_only_if_no_other_connection_is_idle(serve, connect, unread, wait_until):
+    port, number = await serve(lambda request: long_answer(request) if request.path == "/" else echo(request))
+    port.max_connections = 2
+    download = await unread(port, number)
+    idle = await connect(number)
+    assert (await idle.ask(REQUEST.replace(b"/ ", b"/short "))).status == 200
+    await connect(number)
+    assert await idle.wait_closed() == b""
+    download.writer.transport.resume_reading()
+    assert len((await download.receive()).body) == 20_000_000
+
+
 async def test_a_connection_counts_until_its_client_has_read_the_end(serve, connect, unread, wait_until):
     port, number = await serve(long_answer)
     port.max_connections, port.idle_timeout_s = 1, 0.05

@@ -7,12 +7,18 @@ import msgspec
 import pytest
 
 from redpoll.config.config import Settings
+from redpoll.control.records.loaded_records import EndpointsFrom
 from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
 from redpoll.store import audit
 from redpoll.store.audit import Actor
 from redpoll.store.store import Store
+from redpoll.store.webhooks import Endpoint
+
+ENDPOINT = Endpoint(
+    id="e1", app_id="1", url="https://e.com", secret="s", events=("all",), channels=(), format="service", created_at=0.0
+)
 
 
 async def loaded(store: Store) -> Records:
@@ -328,7 +334,7 @@ async def test_endpoints_and_hooks_change_together(store, records):
     changes, before = Changes(records), records.version
     async with records.edit(None) as edit:
         await app_rows.enable_key(edit.connection, app.keys[0].key, False)
-        edit.webhooks = ("e1",)
+        edit.endpoints = (ENDPOINT,)
         edit.app = msgspec.structs.replace(app, hooks="om")
         assert records.apps[app.id].hooks == ""
     assert records.apps[app.id].hooks == "om"
@@ -357,9 +363,12 @@ async def test_failed_change_of_endpoints_changes_nothing(store, records):
 
 
 async def test_change_of_endpoints_without_new_hooks_is_not_reported(records):
-    changes, before = Changes(records), records.version
+    changes, before, taken = Changes(records), records.version, []
+    records.on_endpoints = lambda *given: taken.append(given)
     async with records.edit(None) as edit:
-        edit.webhooks = ("e1",)
+        edit.endpoints = (ENDPOINT,)
+        assert taken == []
+    assert taken == [({"e1": ENDPOINT}, EndpointsFrom.HERE)]
     assert (changes.seen, records.version) == ([], before)
 
 

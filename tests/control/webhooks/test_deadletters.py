@@ -46,7 +46,7 @@ class World:
             numbers = {delivery.id: delivery.number for delivery in await delivery_rows.add(connection, rows)}
             made = AttemptRow(1, NOW_S, 500, 1, "status", "answered 500", b"")
             became = {"f1": "failed", "f2": "failed", "f3": "failed", "delivered": "delivered"}
-            results = [Result(numbers[name], state, NOW_S, made) for name, state in became.items()]
+            results = [Result(numbers[name], name, state, NOW_S, made) for name, state in became.items()]
             await delivery_rows.put_results(connection, results)
 
     async def states(self, *names):

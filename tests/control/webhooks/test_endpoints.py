@@ -128,6 +128,19 @@ async def test_failed_or_cancelled_change_leaves_memory_equal_to_the_store(endpo
         assert endpoints.of_app(APP) == (await read_again()).of_app(APP)
 
 
+async def test_attempt_that_ends_during_a_change_is_not_forgotten(endpoints):
+    endpoint = await create(endpoints)
+    # It is refused or made after this has been noted: conditions are checked within the change.
+    failing = Actor("test", condition=lambda: asyncio.get_running_loop().call_soon(note))
+
+    def note():
+        endpoints.set_failing_since(endpoint.id, 5.0)
+
+    changed = await endpoints.rotate(endpoint.id, by=failing)
+    assert endpoints.get(endpoint.id) == changed
+    assert (changed.failing_since, changed.previous_secret) == (5.0, endpoint.secret)
+
+
 async def test_refused_changes_undo_no_other_change_in_memory(endpoints, read_again):
     """A refused change read the store again without the lock, and put older endpoints over a newer one."""
 

@@ -27,7 +27,8 @@ async def numbers(store, records):
 
 
 def delivered(number):
-    return Result(number, "delivered", 5.0, AttemptRow(1, 4.0, 200, 9, "delivered", "200 OK", b""))
+    # `numbers` begin with 1.
+    return Result(number, f"d{number - 1}", "delivered", 5.0, AttemptRow(1, 4.0, 200, 9, "delivered", "200 OK", b""))
 
 
 async def count(store, state):
@@ -96,6 +97,16 @@ async def test_stop_does_not_wait_for_a_failing_store(store, numbers, monkeypatc
 async def failing_since(store):
     async with store.reading() as connection:
         return (await endpoint_rows.find_by_id(connection, "e1")).failing_since
+
+
+async def test_stop_without_results_asks_nothing_of_the_store(store, numbers, monkeypatch):
+    """A node that stopped leading waited for PostgreSQL, and logged an error."""
+    results = Results(store, lambda _results: None)
+    writing = asyncio.create_task(results.run())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(store, "change", None)
+    results.stop()
+    await writing
 
 
 async def test_last_failing_state_of_an_endpoint_is_written(store, numbers, wait_until):

@@ -156,9 +156,13 @@ class PortStream(asyncio.Protocol):
         else:
             self._transport.abort()
 
+    @property
+    def has_unsent(self) -> bool:
+        return self._transport.get_write_buffer_size() > 0
+
     def make_room(self) -> None:
         """Ends an idle connection, at once if its client hasn't read its last answer."""
-        if self._transport.get_write_buffer_size():
+        if self.has_unsent:
             self._transport.abort()
         else:
             self.end_http()
@@ -225,8 +229,9 @@ class ControlPort(HttpServer[PortStream, HttpConnection[PortStream]]):
         return http
 
     def _close_idle(self) -> bool:
-        """Close the connection that has been idle for the longest time. False: none is."""
-        oldest = next(iter(self.idle), None)
+        """Close the connection that has been idle for the longest time; first those that have nothing more to send.
+        False: none is idle."""
+        oldest = next((stream for stream in self.idle if not stream.has_unsent), None) or next(iter(self.idle), None)
         if oldest is None:
             return False
         # Now, not when the connection is lost, which is later.

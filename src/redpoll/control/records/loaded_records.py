@@ -8,6 +8,7 @@ changes, each in an `edit`.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from enum import Enum
 
 import msgspec
 import structlog
@@ -26,7 +27,7 @@ from redpoll.store.audit import Actor
 from redpoll.store.store import Store, Versions, has_version, raise_version, versions
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["Edit", "LoadedRecords"]
+__all__ = ["Edit", "EndpointsFrom", "LoadedRecords"]
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,14 @@ def _always() -> bool:
     return True
 
 
+class EndpointsFrom(Enum):
+    """Why memory gets endpoints."""
+
+    HERE = "changed by this control plane"
+    OTHERS = "changed by others"
+    STORE = "all that the store has"
+
+
 class Edit:
     """A change that is being made in the transaction `connection`.
 
@@ -50,6 +59,8 @@ class Edit:
     get them, `deleted` apps by id, the ids of `tokens`, and webhook `endpoints`. If it sets none of these, nothing has
     changed. `note` adds a row to the audit log.
     """
+
+    __slots__ = ("_by", "app", "apps", "connection", "deleted", "endpoints", "tokens")
 
     def __init__(self, connection: AsyncConnection, by: Actor | None) -> None:
         self.connection = connection
@@ -79,8 +90,8 @@ class LoadedRecords:
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.directory = DirectoryVersion(0)
-        # Takes the webhook endpoints that were changed, by another control plane too, or all of them (True).
-        self.on_endpoints: Callable[[Mapping[str, Endpoint], bool], None] | None = None
+        # Takes the webhook endpoints that were changed, and by whom.
+        self.on_endpoints: Callable[[Mapping[str, Endpoint], EndpointsFrom], None] | None = None
         self.on_change: Callable[[str, App | None, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
         # Called after a commit of this process that changed several apps.
         self.on_changes: Callable[[], None] = _nothing
@@ -156,7 +167,7 @@ class LoadedRecords:
             else:
                 self._put(app)
         if endpoints and self.on_endpoints is not None:
-            self.on_endpoints(endpoints, False)
+            self.on_endpoints(endpoints, EndpointsFrom.HERE)
         if not apps:
             self.known = stored
             return
@@ -229,7 +240,7 @@ class LoadedRecords:
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
         revoked = [token.hash for token in tokens.values() if self._put_token(token)]
         if self.on_endpoints is not None:
-            self.on_endpoints(endpoints, since is None)
+            self.on_endpoints(endpoints, EndpointsFrom.STORE if since is None else EndpointsFrom.OTHERS)
         self._set_versions(stored)
         self._has_more = False
         if revoked:

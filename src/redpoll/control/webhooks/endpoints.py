@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from redpoll.control.records.checks import RecordConflict
-from redpoll.control.records.loaded_records import Edit
+from redpoll.control.records.loaded_records import Edit, EndpointsFrom
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
@@ -86,17 +86,25 @@ class Endpoints:
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
-    def _changed(self, changed: Mapping[str, Endpoint], complete: bool) -> None:
-        """Takes endpoints that were changed, here or by another control plane. `complete`: there are no others."""
+    def _changed(self, changed: Mapping[str, Endpoint], by: EndpointsFrom) -> None:
+        """Takes endpoints that were changed."""
         app_ids = {endpoint.app_id for endpoint in changed.values()}
-        if complete:
+        # The deliveries of a new endpoint come with its first rows: there is nothing to look for.
+        waiting = [one for one in changed if by is not EndpointsFrom.HERE or one in self._all]
+        if by is EndpointsFrom.HERE:
+            # An attempt may have ended during the change.
+            changed = {**changed, **{one: self._with_failing(changed[one]) for one in waiting}}
+        elif by is EndpointsFrom.STORE:
             app_ids |= self._by_app.keys() & self._records.apps.keys()
             self._all.clear()
             self._by_app.clear()
         self._put(changed)
         self._records.set_hooks({app_id: hooks_of(self.of_app(app_id)) for app_id in app_ids})
-        for endpoint in changed.values():
-            self._on_change(endpoint)
+        for endpoint_id in waiting:
+            self._on_change(changed[endpoint_id])
+
+    def _with_failing(self, endpoint: Endpoint) -> Endpoint:
+        return msgspec.structs.replace(endpoint, failing_since=self._all[endpoint.id].failing_since)
 
     # -- reading
 
@@ -299,7 +307,7 @@ class Endpoints:
             await endpoint_rows.put(edit.connection, endpoint)
             await edit.note(verb, endpoint.app_id, target_of(endpoint))
             edit.endpoints = (endpoint,)
-        return endpoint
+        return self._all.get(endpoint_id, endpoint)
 
     @asynccontextmanager
     async def _edit(self, app_id: str, by: Actor | None) -> AsyncIterator[Edit]:

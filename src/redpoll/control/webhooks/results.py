@@ -115,8 +115,10 @@ class Results:
         """Writes up to _MAX_PER_COMMIT results in one transaction. Returns False, and keeps them, if the store
         fails."""
         self._has_many.clear()
-        with_failing = self._failing_is_due or self._stopping
+        with_failing = bool(self._failing) and (self._failing_is_due or self._stopping)
         if not self._waiting and not with_failing:
+            if not self._stopping:
+                self._has_any.clear()
             return True
         try:
             async with self._store.change() as connection:
@@ -135,8 +137,9 @@ class Results:
         for endpoint_id, since in failing.items():
             if self._failing.get(endpoint_id, ...) == since:
                 del self._failing[endpoint_id]
-        if with_failing:
+        if with_failing or not self._failing:
             self._failing_is_due = False
+        if with_failing:
             self._failing_next_at = asyncio.get_running_loop().time() + self._failing_every_s
             if self._failing:
                 self._plan_failing()

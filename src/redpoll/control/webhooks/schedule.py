@@ -106,7 +106,7 @@ class Schedule:
         }
         self.results = Results(store, self._results_written)
         # The deliveries whose results are not written yet, by number: their queues, and the sizes of their bodies.
-        self._unwritten: dict[int, tuple[EndpointQueue, int]] = {}
+        self._unwritten: dict[str, tuple[EndpointQueue, int]] = {}
         self._writing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -412,9 +412,9 @@ class Schedule:
                 reason,
                 attempt.response,
             )
-            self._unwritten[item.number] = queue, len(item.body)
+            self._unwritten[item.id] = queue, len(item.body)
             queue.unwritten += 1
-            self.results.put(Result(item.number, state, at, row))
+            self.results.put(Result(item.number, item.id, state, at, row))
 
     def _note_failing(self, endpoint_id: str, begun_s: float, ok: bool) -> None:
         endpoint = self._endpoints.known(endpoint_id)
@@ -429,7 +429,7 @@ class Schedule:
         """These results are in the store now: retries can be read from there again, and more attempts may start."""
         touched = set()
         for result in results:
-            queue, size = self._unwritten.pop(result.number)
+            queue, size = self._unwritten.pop(result.id)
             queue.unwritten -= 1
             queue.release(result.number)
             touched.add(queue)
