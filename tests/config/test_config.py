@@ -1,7 +1,7 @@
 """Settings from flags, environment and file: precedence, checks and error messages."""
 
 import base64
-import os
+import math
 import sys
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 from config.faults import faults_of
 from helpers.certs import self_signed
 from redpoll.config.config import TABLE, Settings, _is_service_link, load
+from redpoll.config.cpus import usable_cpus
 from redpoll.config.redis_url import RedisUrl
 from redpoll.config.setting_table import VARIABLES
 
@@ -24,7 +25,7 @@ def test_defaults_apply_without_any_settings():
     settings, warnings = load({}, {})
     assert (settings.host, settings.port) == ("0.0.0.0", 6001)
     assert (settings.control_host, settings.control_port) == ("127.0.0.1", 9601)
-    assert settings.workers == len(os.sched_getaffinity(0))
+    assert settings.workers == math.ceil(usable_cpus())
     assert warnings == []
 
 

@@ -108,6 +108,13 @@ def test_several_pods_drain_before_they_stop():
     assert {"REDPOLL_REDIS_URL", "REDPOLL_DATABASE_URL"} == set(objects["Secret"]["data"])
 
 
+def test_one_pod_with_an_external_redis_stops_without_a_drain():
+    """There is no other pod for its clients, so a drain would only make a roll-out longer."""
+    objects = rendered({**STORES, "replicas": 1})
+    assert container_of(objects)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+    assert objects["StatefulSet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 5 + 10 + 25
+
+
 def test_scaling_follows_connections():
     objects = rendered({**STORES, "autoscaling": {"enabled": True, "connections": 30000}})
     assert "replicas" not in objects["StatefulSet"]["spec"]
@@ -160,6 +167,33 @@ def test_ports_probes_and_versions_are_those_of_redpoll():
     wanted = objects["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
     assert wanted.items() <= objects["Control"]["metadata"]["labels"].items()
     assert not wanted.items() <= objects["Service"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["one pod", "everything"])
+def test_pods_are_restarted_only_if_no_worker_answers(values):
+    """The control plane doesn't answer while it waits for PostgreSQL at its start."""
+    container = container_of(rendered(values))
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "public"}
+
+
+@pytest.mark.parametrize("value", [True, "true", 1])
+def test_probes_only_connect_to_a_port_that_expects_proxy_headers(value):
+    proxied = {"settings": {"proxy_protocol": value}}
+    objects = rendered(proxied)
+    container = container_of(objects)
+    assert container["startupProbe"]["tcpSocket"] == container["livenessProbe"]["tcpSocket"] == {"port": "public"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "control"}
+    kubernetes_validate.validate(objects["StatefulSet"], VERSIONS[0], strict=True)
+    authorities = {"tls": {"secret": "ws-tls", "clientCaSecret": "operators"}}
+    assert container_of(rendered(proxied | authorities))["readinessProbe"]["tcpSocket"] == {"port": "public"}
+    assert "httpGet" in container_of(rendered({"settings": {"proxy_protocol": False}}))["livenessProbe"]
+
+
+@pytest.mark.parametrize(("values", "seconds"), [({}, 3600), ({"startupSeconds": 91}, 92)])
+def test_a_pod_has_the_configured_time_to_start(values, seconds):
+    probe = container_of(rendered(values))["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
 
 
 def test_certificates_are_mounted_and_what_has_none_asks_the_public_port():
@@ -248,6 +282,64 @@ def test_misspelled_values_are_refused(values):
         rendered(values)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"secretSettings": {"app_secret": 20261128}},
+        {"apps": [{"id": 1234567890123456789, "key": "k", "secret": "s"}]},
+        {"apps": [{"id": "shop", "key": 12345678901234567890, "secret": "s"}]},
+        {"apps": [{"id": "shop", "key": "k", "secret": 20261128}]},
+        {"apps": [{"id": "shop", "keys": [{"key": 12345678901234567890, "secret": "s"}]}]},
+        {"apps": [{"id": "shop", "keys": [{"key": "k", "secret": 20261128}]}]},
+        {
+            "apps": [
+                {
+                    "id": "shop",
+                    "key": "k",
+                    "secret": "s",
+                    "webhooks": [{"url": "https://a.example/", "secret": 20261128}],
+                }
+            ]
+        },
+    ],
+)
+def test_numbers_that_helm_would_write_in_another_form_are_refused(values):
+    with pytest.raises(helm.HelmError, match="string"):
+        rendered(values)
+
+
+def test_quoted_numbers_keep_their_digits():
+    app = {"id": "1234567890123456789", "key": "12345678901234567890", "secret": "20261128"}
+    objects = rendered({"secretSettings": {"app_secret": "20261128"}, "apps": [app]})
+    assert base64.b64decode(objects["Secret"]["data"]["REDPOLL_APP_SECRET"]) == b"20261128"
+    assert json.loads(base64.b64decode(objects["Apps"]["data"]["apps.json"]))["apps"] == [app]
+
+
+def test_settings_that_the_chart_sets_are_refused_with_what_to_use_instead():
+    container = container_of(rendered({**EVERYTHING, "settings": {}}))
+    own = {entry["name"] for entry in container["env"] if entry["name"].startswith("REDPOLL_")} - {"REDPOLL_WORKERS"}
+    names = {setting.name for setting in TABLE if setting.variable in own} | {"port", "control_port", "tls_key"}
+    page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
+    _, _, table = page.partition("refuses `settings` that it sets itself")
+    documented = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table.partition("\n\nValues")[0], re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert documented == names
+    for name in sorted(names):
+        for place in ("settings", "secretSettings"):
+            with pytest.raises(helm.HelmError, match=rf"{place}\.{name} is set by the chart: \w+"):
+                rendered({place: {name: "1"}})
+
+
+def test_the_default_has_workers_for_its_memory_limit():
+    """A worker for each CPU of a large machine would exceed it."""
+    container = container_of(rendered({"settings": {"log_format": "json"}}))
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert (values["REDPOLL_WORKERS"], container["resources"]["limits"]) == ("2", {"memory": "1Gi"})
+
+
 def test_every_value_is_in_the_schema_and_explained():
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     text = (CHART / "values.yaml").read_text()
@@ -271,5 +363,11 @@ def test_pods_cant_reach_the_metadata_services_that_webhooks_cant_reach():
         for rule in rendered({"networkPolicy": {"enabled": True}})["NetworkPolicy"]["spec"]["egress"]
         if "to" in rule
     ]
-    excepted = {network for peer in rule["to"] for network in peer["ipBlock"]["except"]}
+    excepted = {network for peer in rule["to"] if "ipBlock" in peer for network in peer["ipBlock"]["except"]}
     assert excepted == {"169.254.169.254/32", "168.63.129.16/32", "fd00:ec2::254/128"}
+
+
+def test_pods_can_reach_the_pods_of_the_cluster_where_networks_dont_match_pods():
+    """With Cilium, ipBlock matches only addresses outside the cluster."""
+    (rule,) = [rule for rule in rendered({})["NetworkPolicy"]["spec"]["egress"] if "to" in rule]
+    assert {"namespaceSelector": {}} in rule["to"]

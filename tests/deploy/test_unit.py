@@ -10,7 +10,7 @@ import pytest
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "redpoll.service"
 
-pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 
 
 def analyze(*words: str) -> str:
@@ -18,6 +18,7 @@ def analyze(*words: str) -> str:
     return done.stdout + done.stderr
 
 
+@needs_systemd
 def test_systemd_understands_every_line(tmp_path):
     # Commands that exist here, in place of those of an installed redpoll.
     text = UNIT.read_text().replace("/opt/redpoll/.venv/bin/redpoll", shutil.which("true") or "/bin/true")
@@ -26,6 +27,7 @@ def test_systemd_understands_every_line(tmp_path):
     assert said == []
 
 
+@needs_systemd
 def test_exposure_is_what_the_manual_states():
     stated = re.search(r"`systemd-analyze security`: ([0-9.]+)", (DEPLOY / "README.md").read_text())
     found = re.search(
@@ -34,3 +36,13 @@ def test_exposure_is_what_the_manual_states():
     assert stated
     assert found
     assert float(found[1]) <= float(stated[1])
+
+
+def test_one_process_without_memory_doesnt_end_the_server():
+    """The supervisor starts it again. By default systemd would stop the whole unit."""
+    assert "OOMPolicy=continue" in UNIT.read_text().splitlines()
+
+
+def test_a_slow_start_isnt_killed():
+    """A large Redis takes longer to load than systemd's default of 90 s, and the server waits for PostgreSQL."""
+    assert "TimeoutStartSec=infinity" in UNIT.read_text().splitlines()

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import ipaddress
 import itertools
+import math
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ from redpoll.config.app_names import (
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.config.cpus import usable_cpus
 from redpoll.config.setting_table import PREFIX, TABLE, Setting, flag_of, sample, variable_of
 from redpoll.config.settings import Alias, Settings
 
@@ -123,7 +125,7 @@ def load(
     _check_redis_certificate(values, entries, faults, read_files)
     if faults:
         raise ConfigError(faults)
-    values["workers"] = values.get("workers") or len(os.sched_getaffinity(0))
+    values["workers"] = values.get("workers") or math.ceil(usable_cpus())
     values["public_url"] = values.get("public_url", "").rstrip("/")
     prefix = values.get("path_prefix", "").strip("/")
     values["path_prefix"] = f"/{prefix}" if prefix else ""

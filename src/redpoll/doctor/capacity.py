@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from redpoll.config.config import Settings
+from redpoll.config.cpus import usable_cpus
 from redpoll.doctor.report import Finding, Verdict, ok, skipped, warning
 
 __all__ = ["Machine", "capacity", "examine", "log_shortages", "this_machine"]
@@ -234,7 +235,7 @@ def this_machine() -> Machine:
         # Below 0 where a network namespace shares that of the machine.
         table_entries=abs(_number("/proc/sys/net/ipv4/tcp_ehash_entries")),
         memory_bytes=_memory_bytes(),
-        cpus=_cpus(),
+        cpus=usable_cpus(),
     )
 
 
@@ -243,13 +244,6 @@ def _memory_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _number("/sys/fs/cgroup/memory.max")
     return min(total, limit) if limit else total
-
-
-def _cpus() -> float:
-    """The CPUs that this process may use, or the share of our container if that is less."""
-    count = len(os.sched_getaffinity(0))
-    quota = _numbers("/sys/fs/cgroup/cpu.max")
-    return min(count, quota[0] / quota[1]) if len(quota) == 2 else count
 
 
 def _number(path: str) -> int:

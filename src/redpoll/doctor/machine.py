@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import platform
 import resource
@@ -63,7 +64,7 @@ async def examine(settings: Settings) -> list[Finding]:
         versions(),
         files(*resource.getrlimit(resource.RLIMIT_NOFILE), _int("/proc/sys/fs/nr_open")),
         backlog(_int("/proc/sys/net/core/somaxconn")),
-        memory(here.memory_bytes, len(os.sched_getaffinity(0)), settings.workers),
+        memory(here.memory_bytes, math.ceil(here.cpus), settings.workers),
         disk(folder, shutil.disk_usage(_existing(folder)).free),
         clock(_clock_state()),
         *certificates(settings, time.time()),

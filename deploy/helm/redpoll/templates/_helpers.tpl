@@ -24,6 +24,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if include "redpoll.cluster" . }}{{ if or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}true{{ end }}{{ end }}
 {{- end }}
 
+{{/* Fails if `settings` or `secretSettings` has what the chart sets: pods would listen where no probe or Service finds
+them, or ignore the setting. */}}
+{{- define "redpoll.refused" -}}
+{{- $own := dict
+  "port" "service.port is the port of the Service"
+  "control_port" "it is always 9601"
+  "tls_port" "tls.secret opens it, and tls.port is the port of the Service"
+  "tls_cert" "use tls.secret"
+  "tls_key" "use tls.secret"
+  "tls_client_ca" "use tls.clientCaSecret"
+  "data_dir" "persistence has the volume"
+  "node_name" "it is the name of the pod"
+  "shutdown_grace_s" "use drain.graceSeconds" }}
+{{- range $place := list "settings" "secretSettings" }}
+{{- range $name, $value := index $.Values $place }}
+{{- if hasKey $own $name }}{{ fail (printf "%s.%s is set by the chart: %s" $place $name (index $own $name)) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Environment variables, base64-encoded, of the settings that are secret. */}}
 {{- define "redpoll.secrets" -}}
 {{- range $name, $value := .Values.secretSettings }}
