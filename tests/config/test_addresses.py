@@ -3,6 +3,7 @@
 import pytest
 
 from config.faults import faults_of
+from redpoll.config import addresses
 from redpoll.config.config import load
 
 
@@ -41,6 +42,17 @@ def test_other_database_urls_are_faults_and_messages_omit_the_password(url, faul
     (text,) = faults_of({}, {"REDPOLL_DATABASE_URL": url}).values()
     assert text.startswith(fault)
     assert "hunter2" not in text
+
+
+def test_database_url_is_a_fault_if_the_driver_is_not_installed(monkeypatch):
+    url = {"REDPOLL_DATABASE_URL": "postgresql://user:hunter2@db/redpoll?sslmode=verify-full"}
+    installed = addresses.find_spec
+    monkeypatch.setattr(addresses, "find_spec", lambda name: None if name == "asyncpg" else installed(name))
+    assert faults_of({}, url) == {
+        "REDPOLL_DATABASE_URL": "names PostgreSQL, and its driver is missing: pip install 'redpoll[postgres]'"
+    }
+    # Without the setting the driver isn't needed.
+    assert load({}, {})[0].database_url == ""
 
 
 @pytest.mark.parametrize("url", ["http://user:hunter2@cache", "redis://user:hunter2/@cache"])

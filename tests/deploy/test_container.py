@@ -128,6 +128,14 @@ OPTIONS_OF_REDIS = {
 }
 
 
+@pytest.mark.parametrize("page", ["compose-cluster.yaml", "README.md"])
+def test_passwords_of_the_cluster_have_only_digits_and_letters_because_urls_contain_them(page):
+    urls = CLUSTER["services"]["redpoll-1"]["environment"]
+    assert "${POSTGRES_PASSWORD:" in urls["REDPOLL_DATABASE_URL"]
+    assert "${REDIS_PASSWORD:" in urls["REDPOLL_REDIS_URL"]
+    assert "Make each password with `openssl rand -hex 24`" in (ROOT / "deploy" / page).read_text()
+
+
 def test_haproxy_has_the_nodes_of_the_cluster():
     services = CLUSTER["services"]
     nodes = {name for name, service in services.items() if service["image"] == "redpoll"}

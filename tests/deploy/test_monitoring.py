@@ -18,6 +18,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from redpoll.control.observe.metrics import catalog
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+SAMPLE = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+MONITORING = (DEPLOY / "docs" / "monitoring.md").read_text()
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((DEPLOY / "grafana" / "redpoll.json").read_text())
 PANELS = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
@@ -51,7 +53,7 @@ def test_alert_uses_metrics_that_exist_and_is_described(rule):
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"].endswith(".")
-    assert f"`{rule['alert']}` ({rule['labels']['severity']})" in (DEPLOY / "docs" / "monitoring.md").read_text()
+    assert f"`{rule['alert']}` ({rule['labels']['severity']})" in MONITORING
 
 
 @pytest.mark.parametrize(("title", "expression"), PANELS)
@@ -85,6 +87,33 @@ def test_faults_are_found():
     assert faults_of("rate(redpoll_connectionz[5m])") == ["redpoll_connectionz doesn't exist"]
     assert faults_of('redpoll_connections{status="200"}') == ["redpoll_connections has no label status"]
     assert faults_of("sum by (app) (redpoll_connections)") == ["no label app"]
+
+
+def test_sample_evaluates_rules_as_often_as_their_tests_and_scrapes_in_the_steps_that_rules_count():
+    sample = yaml.safe_load(SAMPLE)["global"]
+    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())
+    assert sample["evaluation_interval"] == tests["evaluation_interval"]
+    steps = {step for rule in RULES for step in re.findall(r"\[\w+:(\w+)\]", rule["expr"])}
+    assert steps == {sample["scrape_interval"]}
+
+
+def test_lines_for_an_existing_prometheus_have_the_job_and_the_intervals_of_the_sample():
+    (block,) = re.findall(r"((?:^    .*\n)+)\nThen copy the rules", MONITORING, re.MULTILINE)
+    lines, sample = yaml.safe_load(block), yaml.safe_load(SAMPLE)
+    assert (lines["global"], lines["scrape_configs"]) == (sample["global"], sample["scrape_configs"])
+    (rule_file,) = lines["rule_files"]
+    assert f"cp deploy/prometheus/alerts.yml /etc/prometheus/{rule_file}\n" in MONITORING
+    assert "prometheus.yml deploy/prometheus/alerts.yml /etc" not in MONITORING
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool isn't installed")
+def test_promtool_accepts_the_sample_with_its_commented_lines(tmp_path):
+    whole = re.sub(r"^#(?=alerting:|  )", "", SAMPLE, flags=re.MULTILINE)
+    (tmp_path / "prometheus.yml").write_text(whole)
+    assert yaml.safe_load(whole)["alerting"]["alertmanagers"]
+    command = ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
+    check = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert check.returncode == 0, check.stdout + check.stderr
 
 
 def test_every_alert_is_raised_by_a_recorded_series():

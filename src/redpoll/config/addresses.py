@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -59,6 +60,9 @@ def _database_url_fault(url: str) -> str | None:
     names = [place.partition(":")[0] for place in places if not place.startswith(("[", "/", "@"))]
     if any(map(_host_fault, names)):
         return "has a host with a part that is empty or has more than 63 characters"
+    if find_spec("asyncpg") is None:
+        # Found at the start only, it would fail a restart after the old server has stopped.
+        return "names PostgreSQL, and its driver is missing: pip install 'redpoll[postgres]'"
     return None
 
 
