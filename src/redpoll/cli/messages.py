@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from datetime import UTC, datetime
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -178,8 +179,7 @@ def trace(trace_id: str, wait_s: float, target: Target, as_json: bool) -> None:
 
 async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: str, wait_s: float) -> Any:
     """The trace, for which this waits up to `wait_s`, because the server logs a request after its response."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
+    began_s = monotonic()
     has_said = False
     while True:
         try:
@@ -187,12 +187,12 @@ async def _logged_trace(http: aiohttp.ClientSession, target: Target, trace_id: s
             if not answer["sampled"] or any(span["stage"] == "accepted" for span in answer["spans"]):
                 return answer
         except RemoteError as error:
-            if error.status != 404 or loop.time() - began_s >= wait_s:
+            if error.status != 404 or monotonic() - began_s >= wait_s:
                 raise
         else:
-            if loop.time() - began_s >= wait_s:
+            if monotonic() - began_s >= wait_s:
                 return answer
-        if loop.time() - began_s >= _SAY_AFTER_S and not has_said:
+        if monotonic() - began_s >= _SAY_AFTER_S and not has_said:
             has_said = True
             click.echo(f"not logged yet; waiting up to {wait_s:g} s", err=True)
         await asyncio.sleep(min(0.2, wait_s))

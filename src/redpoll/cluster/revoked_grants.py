@@ -95,14 +95,16 @@ class RevokedInRedis:
             self._on_news(news)
         return revoked
 
-    async def add(self, revoked: Iterable[tuple[str, str, int]]) -> None:
-        """Writes revocations: app id, subject, Unix seconds."""
+    async def add(self, revoked: Iterable[tuple[str, str, int]]) -> int:
+        """Writes revocations: app id, subject, Unix seconds. Returns the number of entries."""
         pairs = [(f"{app_id} {subject}", at_s) for app_id, subject, at_s in revoked]
-        self._added += -(-len(pairs) // _PAIRS_PER_ENTRY)
+        entries = -(-len(pairs) // _PAIRS_PER_ENTRY)
+        self._added += entries
         oldest = int(self.table.clock() * 1_000) - _KEPT_MS
         key, terms = self._keys.revoked_grants, (b"XADD", b"MINID", b"~", oldest, b"*")
         parts = (pairs[at : at + _PAIRS_PER_ENTRY] for at in range(0, len(pairs), _PAIRS_PER_ENTRY))
         await asyncio.gather(*(self._link.execute(WRITE, (key,), (*terms, *_flat(part))) for part in parts))
+        return entries
 
     async def fill(self) -> None:
         """After a connection to Redis: reads what others have written, writes what is missing there, and shortens a
@@ -123,15 +125,18 @@ class RevokedInRedis:
 
     async def shorten(self) -> None:
         """Writes a stream with many repetitions again."""
-        self._added = 0
+        counted = self._added
         needed = len(self.table) // _PAIRS_PER_ENTRY + 1
-        if await self._link.ask(b"XLEN", self._keys.revoked_grants) <= needed + _MAX_SPARE_ENTRIES:
+        length = await self._link.ask(b"XLEN", self._keys.revoked_grants)
+        if length <= needed + _MAX_SPARE_ENTRIES:
+            self._added += max(0, length - needed) - counted
             return
         await self.read()
         # What another control plane adds from here on has a greater id, and stays.
         last = self._last
-        await self.add(self.table)
-        self._added = 0
+        written = await self.add(self.table)
+        # Those that were added meanwhile stay counted.
+        self._added -= counted + written
         await self._link.ask(b"XTRIM", self._keys.revoked_grants, b"MINID", b"%d-%d" % (last[0], last[1] + 1))
 
 

@@ -161,3 +161,19 @@ async def test_repeated_revocations_do_not_lengthen_the_stream_for_ever(make, re
     async with asyncio.timeout(60):
         while redis.call("XLEN", Keys().revoked_grants) > 6:
             await asyncio.sleep(0.01)
+
+
+async def test_connection_that_comes_up_while_redis_is_filled_fills_it_again(make, monkeypatch, wait_until):
+    grants = await make()
+    begun, go_on = [], asyncio.Event()
+
+    async def fill():
+        begun.append(1)
+        await go_on.wait()
+
+    monkeypatch.setattr(grants._redis, "fill", fill)
+    grants.link_up()
+    await wait_until(lambda: len(begun) == 1)
+    grants.link_up()
+    go_on.set()
+    await wait_until(lambda: len(begun) == 2)

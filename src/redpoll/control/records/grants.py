@@ -105,8 +105,13 @@ class Grants:
         """Makes sure that Redis has what this process knows. Raises LinkDown or hiredis.ReplyError."""
         async with self._filling:
             if self._unfilled:
-                await self._redis.fill()
+                # Now: what happens meanwhile needs another one.
                 self._unfilled = False
+                try:
+                    await self._redis.fill()
+                except BaseException:
+                    self._unfilled = True
+                    raise
 
     # -- what the app asks for
 
