@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from redpoll.config.config import Settings
-from redpoll.control.records.loaded_records import EndpointsFrom
+from redpoll.control.records.loaded_records import Origin
 from redpoll.control.records.records import RecordError, Records
 from redpoll.protocol.apps import App, HistoryRule, Key
 from redpoll.store import apps as app_rows
@@ -368,7 +368,7 @@ async def test_change_of_endpoints_without_new_hooks_is_not_reported(records):
     async with records.edit(None) as edit:
         edit.endpoints = (ENDPOINT,)
         assert taken == []
-    assert taken == [({"e1": ENDPOINT}, EndpointsFrom.HERE)]
+    assert taken == [({"e1": ENDPOINT}, Origin.HERE)]
     assert (changes.seen, records.version) == ([], before)
 
 

@@ -17,7 +17,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.config.settings import Settings
 from redpoll.control.observe.metrics import FAMILIES
 from redpoll.control.records import loaded_records
-from redpoll.control.records.loaded_records import EndpointsFrom
+from redpoll.control.records.loaded_records import Origin
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S, Webhooks
 from redpoll.store.store import Store
@@ -389,7 +389,7 @@ async def test_tidying_works_with_more_endpoints_than_a_statement_has_values(pos
         await seen(webhooks, "waiting", 1)
         # Only memory has the others.
         ids = [f"e{number}" for number in range(33_000)]
-        records.on_endpoints({one: msgspec.structs.replace(endpoint, id=one) for one in ids}, EndpointsFrom.OTHERS)
+        records.on_endpoints({one: msgspec.structs.replace(endpoint, id=one) for one in ids}, Origin.OTHERS)
         await webhooks.tidy()
         assert webhooks.counters()["webhook_deliveries_waiting"] == 1
     finally:

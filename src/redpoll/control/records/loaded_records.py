@@ -27,7 +27,7 @@ from redpoll.store.audit import Actor
 from redpoll.store.store import Store, Versions, has_version, raise_version, versions
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["Edit", "EndpointsFrom", "LoadedRecords"]
+__all__ = ["Edit", "LoadedRecords", "Origin"]
 
 log = structlog.get_logger(__name__)
 
@@ -44,8 +44,8 @@ def _always() -> bool:
     return True
 
 
-class EndpointsFrom(Enum):
-    """Why memory gets endpoints."""
+class Origin(Enum):
+    """Where endpoints that memory takes come from."""
 
     HERE = "changed by this control plane"
     OTHERS = "changed by others"
@@ -90,8 +90,8 @@ class LoadedRecords:
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.directory = DirectoryVersion(0)
-        # Takes the webhook endpoints that were changed, and by whom.
-        self.on_endpoints: Callable[[Mapping[str, Endpoint], EndpointsFrom], None] | None = None
+        # Takes webhook endpoints that were changed.
+        self.on_endpoints: Callable[[Mapping[str, Endpoint], Origin], None] | None = None
         self.on_change: Callable[[str, App | None, DirectoryVersion, DirectoryVersion], Awaitable[None]] | None = None
         # Called after a commit of this process that changed several apps.
         self.on_changes: Callable[[], None] = _nothing
@@ -167,7 +167,7 @@ class LoadedRecords:
             else:
                 self._put(app)
         if endpoints and self.on_endpoints is not None:
-            self.on_endpoints(endpoints, EndpointsFrom.HERE)
+            self.on_endpoints(endpoints, Origin.HERE)
         if not apps:
             self.known = stored
             return
@@ -240,7 +240,7 @@ class LoadedRecords:
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
         revoked = [token.hash for token in tokens.values() if self._put_token(token)]
         if self.on_endpoints is not None:
-            self.on_endpoints(endpoints, EndpointsFrom.STORE if since is None else EndpointsFrom.OTHERS)
+            self.on_endpoints(endpoints, Origin.STORE if since is None else Origin.OTHERS)
         self._set_versions(stored)
         self._has_more = False
         if revoked:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from redpoll.control.records.checks import RecordConflict
-from redpoll.control.records.loaded_records import Edit, EndpointsFrom
+from redpoll.control.records.loaded_records import Edit, Origin
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.payloads import FORMATS
 from redpoll.control.webhooks.sender import PinUnavailable, Sender
@@ -86,15 +86,15 @@ class Endpoints:
         self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
         self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
 
-    def _changed(self, changed: Mapping[str, Endpoint], by: EndpointsFrom) -> None:
+    def _changed(self, changed: Mapping[str, Endpoint], origin: Origin) -> None:
         """Takes endpoints that were changed."""
         app_ids = {endpoint.app_id for endpoint in changed.values()}
         # The deliveries of a new endpoint come with its first rows: there is nothing to look for.
-        waiting = [one for one in changed if by is not EndpointsFrom.HERE or one in self._all]
-        if by is EndpointsFrom.HERE:
+        waiting = [one for one in changed if origin is not Origin.HERE or one in self._all]
+        if origin is Origin.HERE:
             # An attempt may have ended during the change.
             changed = {**changed, **{one: self._with_failing(changed[one]) for one in waiting}}
-        elif by is EndpointsFrom.STORE:
+        elif origin is Origin.STORE:
             app_ids |= self._by_app.keys() & self._records.apps.keys()
             self._all.clear()
             self._by_app.clear()

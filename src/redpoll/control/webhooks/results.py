@@ -74,9 +74,9 @@ class Results:
     def _plan_failing(self) -> None:
         if self._failing_timer is None and not self._failing_is_due:
             loop = asyncio.get_running_loop()
-            self._failing_timer = loop.call_at(max(loop.time(), self._failing_next_at), self._write_failing)
+            self._failing_timer = loop.call_at(max(loop.time(), self._failing_next_at), self._make_failing_due)
 
-    def _write_failing(self) -> None:
+    def _make_failing_due(self) -> None:
         self._failing_timer = None
         self._failing_is_due = True
         self._has_any.set()
