@@ -187,6 +187,8 @@ class Socket(asyncio.Protocol):
     def reset(self) -> None:
         """Ends the connection with RST, as the kernel of a crashed machine does."""
         assert self._transport is not None
+        if self.lost:
+            return  # A lost connection has no socket.
         raw = self._transport.get_extra_info("socket")
         raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
