@@ -112,7 +112,7 @@ async def test_the_lag_of_the_loop_is_measured(bench):
     worker = await bench.start()
     worker.janitor.loop_lag.take_s()
     time.sleep(0.2)  # noqa: ASYNC251 - stalls the very loop that is measured: this is the lag, not a wait
-    assert worker.janitor.loop_lag.take_s() > 0.15
+    assert worker.janitor.loop_lag.take_s() >= 0.145
 
 
 async def test_a_failed_task_is_counted(bench):
