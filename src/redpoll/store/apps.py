@@ -83,13 +83,17 @@ async def add_many(connection: AsyncConnection, added: Sequence[App]) -> None:
 
 
 async def _add_rows(connection: AsyncConnection, added: Sequence[App]) -> None:
-    """Adds rows without keys. An id that a deleted app had is used again: its row is still there."""
+    """Adds rows without keys. An id that a deleted app had is used again: its row is still there, and its webhooks may
+    be, with deliveries that the new app must not see."""
     ids = [app.id for app in added]
     known: set[str] = set()
     for at in range(0, len(ids), _IDS_PER_STATEMENT):
         some = apps.c.id.in_(ids[at : at + _IDS_PER_STATEMENT])
         deleted = await connection.execute(sa.select(apps.c.id).where(some, apps.c.deleted_at.is_not(None)))
-        known |= set(deleted.scalars())
+        reused = set(deleted.scalars())
+        if reused:
+            await connection.execute(sa.delete(webhooks).where(webhooks.c.app_id.in_(reused)))
+        known |= reused
     for app in added:
         if app.id in known:
             values = {"name": app.name, "settings": _settings_text(app), "deleted_at": None}

@@ -1,5 +1,7 @@
 """The command `app import`: apps of another server's configuration become records."""
 
+import asyncio
+
 import pytest
 import sqlalchemy as sa
 
@@ -70,6 +72,25 @@ async def test_secret_and_disabled_key_become_those_of_the_configuration(context
     await again.load()
     assert again.apps["my_app.1"].keys[0] == Key(key="k-1", secret="new")
     assert (await imported(context, APP | {"secret": "new"}))[0]["outcome"] == "unchanged"
+
+
+async def test_what_changes_while_the_import_waits_stays(context):
+    """The record is made of what the app is then, not of what it was when the import began."""
+    await imported(context, APP)
+    records = context.records
+    leaked = await records.add_key("my_app.1")
+    async with records.edit(None):
+        changes = [
+            asyncio.create_task(records.disable_key("my_app.1", leaked.key)),
+            asyncio.create_task(records.rename_app("my_app.1", "renamed")),
+            asyncio.create_task(imported(context, APP | {"settings": {"max_batch": "7"}})),
+        ]
+        # All wait for the lock, in this order.
+        await asyncio.sleep(0)
+    await asyncio.gather(*changes)
+    app = records.apps["my_app.1"]
+    assert (app.name, app.max_batch, app.max_connections) == ("renamed", 7, 5)
+    assert {key.key: key.enabled for key in app.keys} == {"k-1": True, leaked.key: False}
 
 
 async def test_dry_run_checks_all_and_writes_nothing(context):

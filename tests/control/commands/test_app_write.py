@@ -13,6 +13,7 @@ from redpoll.control.records.records import RecordConflict, RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import Actor
+from redpoll.store.errors import StoreUnavailable
 from redpoll.store.schema import attempts, audit, deliveries, keys, tokens
 from redpoll.store.store import Store, database_url
 
@@ -100,6 +101,25 @@ async def test_deliveries_of_a_deleted_app_are_removed_and_another_app_with_its_
             assert (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one() == 0
     await created(context, app.id)
     assert await context.webhooks.deliveries(app.id) == []
+
+
+async def test_another_app_with_the_id_has_no_deliveries_if_their_removal_was_interrupted(context, monkeypatch):
+    app = await created(context, webhooks=[{"url": "https://a.example/"}])
+    (endpoint,) = context.webhooks.endpoints.of_app(app.id)
+    await add_deliveries(context, endpoint, "failed")
+
+    async def killed(_):
+        raise StoreUnavailable("killed here")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(context.webhooks.endpoints, "remove_deliveries", killed)
+        with pytest.raises(StoreUnavailable):
+            await delete_app(context.records, context.webhooks, app.id, BY)
+    new = {"url": "https://b.example/"}
+    await created(context, app.id, webhooks=[new])
+    assert await context.webhooks.deliveries(app.id) == []
+    await context.webhooks.endpoints.forget_deleted()
+    assert [one.url for one in context.webhooks.endpoints.every()] == [new["url"]]
 
 
 async def add_deliveries(context, endpoint, state):

@@ -159,13 +159,13 @@ async def test_deleted_app_is_gone_in_every_control_plane_also_if_its_id_is_used
     assert (others_webhooks.endpoints.of_app(app.id), other.directory) == ((), one.directory)
 
     again = App(id=app.id, name="again", keys=(Key(key="new", secret="s"),))
-    await one.import_app(again)
+    await one.import_app(app.id, lambda _: again)
     assert await other.sync()
     assert other.apps[app.id] == one.apps[app.id] == again
     # Deleted and made again between two looks.
     await delete_app(one, webhooks, app.id, Actor("test"))
     newer = App(id=app.id, name="newer", keys=(Key(key="newer", secret="s"),))
-    await one.import_app(newer)
+    await one.import_app(app.id, lambda _: newer)
     assert await other.sync()
     assert (other.apps[app.id], "new" in other.by_key) == (newer, False)
     assert other.tokens[token.hash].revoked_at is not None
@@ -194,3 +194,48 @@ async def test_condition_is_checked_after_the_changes_of_others(make):
         await other.rename_app(app.id, "name", by=by)
     assert seen == ["name", "one's"]
     assert other.apps == one.apps
+
+
+async def test_key_that_moved_to_an_app_with_a_smaller_id_is_read_in_one_look(make):
+    """Apps are read in order of their ids: the new owner comes before the record that loses the key."""
+    (one, _), (other, _) = await make(), await make()
+    for app_id, key in (("1", "first"), ("9", "moving"), ("9", "stays")):
+        given = Key(key=key, secret="s" * 40)
+        await one.import_app(
+            app_id,
+            lambda known, app_id=app_id, given=given: App(
+                id=app_id, name="app", keys=(given,) if known is None else (*known.keys, given)
+            ),
+        )
+    await other.sync()
+    await one.delete_key("9", "moving")
+    await one.add_key("1", "moving")
+    assert await other.sync()
+    assert other.by_key == one.by_key
+    assert other.by_key["moving"].id == "1"
+    await one.rename_app("1", "after")
+    assert await other.sync()
+    assert (other.by_key, other.apps) == (one.by_key, one.apps)
+
+
+async def test_what_is_on_or_off_is_decided_by_the_store_and_not_by_older_memory(make):
+    (one, webhooks), (other, others_webhooks) = await make(), await make()
+    app = await one.create_app("a")
+    first = app.keys[0].key
+    await one.add_key(app.id)
+    endpoint = await webhooks.endpoints.create(app.id, "https://example.com/hook")
+    await other.sync()
+    await webhooks.endpoints.set_enabled(endpoint.id, False)
+    await one.disable_key(app.id, first)
+    # For the other node, both are still enabled.
+    assert (await others_webhooks.endpoints.set_enabled(endpoint.id, True)).enabled
+    assert (await other.enable_key(app.id, first)).enabled
+    assert await one.sync()
+    assert webhooks.endpoints.get(endpoint.id).enabled
+    assert first in {key.key for key in one.apps[app.id].keys if key.enabled}
+    # Nothing to do is nothing in the store.
+    before = one.known
+    await webhooks.endpoints.set_enabled(endpoint.id, True)
+    await webhooks.endpoints.change(endpoint.id, enabled=True)
+    await one.enable_key(app.id, first)
+    assert one.known == before

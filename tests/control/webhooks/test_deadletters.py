@@ -8,6 +8,7 @@ from redpoll.control.webhooks.deadletters import DeadLetters
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.deliveries import AttemptRow, Result
+from redpoll.store.store import versions
 from redpoll.store.webhooks import Endpoint
 
 
@@ -95,6 +96,15 @@ async def test_discarded_delivery_cannot_be_retried_or_discarded_again(world):
         with pytest.raises(RecordError, match="f3 is not a failed delivery: it is discarded"):
             await attempt(["f1", "f3"])
     assert await world.states("f1", "f3") == ["failed", "discarded"]
+
+
+async def test_every_control_plane_learns_of_a_discard(world):
+    """The one that sends may have loaded them."""
+    async with world.store.reading() as connection:
+        before = await versions(connection)
+    await world.letters.discard(["f1"])
+    async with world.store.reading() as connection:
+        assert list(await endpoint_rows.all_by_id(connection, before.records)) == ["e1"]
 
 
 async def test_retried_delivery_can_be_discarded_but_a_new_one_cannot(world):

@@ -49,8 +49,9 @@ async def add_endpoint(store, records, endpoints):
 
 @pytest.fixture
 def make_intake(store, endpoints, clock):
-    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known=None, bound=None):
+    def make(box, added=None, traced=None, compare_after_s=(), lasts_s=3_600, known=None, bound=None, found=None):
         on_new = [].extend if added is None else added.extend
+        on_found = (set() if found is None else found).update
 
         def on_traced(row, delivery, endpoint):
             (traced if traced is not None else []).append((row.trace, row.app_id, delivery, endpoint))
@@ -64,7 +65,7 @@ def make_intake(store, endpoints, clock):
         announced = Announced(box, endpoint, compare_after_s=compare_after_s, lasts_s=lasts_s)
         of_app = lambda app_id: endpoints.get(app_id, ())  # noqa: E731
         bound = bound or WaitingBound(100_000)
-        return Intake(box, store, of_app, any_enabled, on_new, on_traced, announced, bound, clock, known)
+        return Intake(box, store, of_app, any_enabled, on_new, on_found, on_traced, announced, bound, clock, known)
 
     return make
 
@@ -433,8 +434,10 @@ async def test_commit_without_an_answer_is_known_to_the_next_announcement(
     store, add_endpoint, make_intake, monkeypatch
 ):
     await add_endpoint("e1")
+    await add_endpoint("e2", app_id=OTHER)
     box = Box(transition("member.removed", user="ann"))
-    intake = make_intake(box)
+    added, found = [], set()
+    intake = make_intake(box, added, found=found)
     await intake.take_once()
     box.put(transition("member.added", user="ann"))
     change = store.change
@@ -448,9 +451,12 @@ async def test_commit_without_an_answer_is_known_to_the_next_announcement(
 
         broken.setattr(store, "change", change_without_an_answer)
         await intake.take_once()
+    assert (len(added), found) == (1, set())
     box.put(transition("member.removed", user="ann"))
     await intake.take_once()
     assert [event for event, _, _ in await events(store)] == ["member.removed", "member.added", "member.removed"]
+    # The schedule wasn't told of the second one, and must look for it.
+    assert (len(added), found) == (2, {"e1"})
 
 
 async def test_rows_that_a_failover_brings_back_change_nothing(store, add_endpoint, make_intake):

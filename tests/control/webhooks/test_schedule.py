@@ -310,7 +310,9 @@ async def test_deliveries_of_one_channel_arrive_in_order(world, wait_until):
 # -- discarded deliveries
 
 
-async def test_discarded_delivery_is_not_attempted(world, wait_until):
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_discarded_delivery_is_not_attempted(world, wait_until, elsewhere):
+    """`elsewhere`: by another node, from which this one hears that there was a change."""
     async with Receiver(answer=hang) as hanging:
         endpoint = await world.endpoint(hanging.url)
         ids = await world.put(endpoint, *(f"c{number}" for number in range(33)))
@@ -318,7 +320,10 @@ async def test_discarded_delivery_is_not_attempted(world, wait_until):
         async with world.store.change() as connection:
             await delivery_rows.discard(connection, [ids[-1]], world.clock())
         found, _ = await world.read(ids[-1])
-        world.schedule.withdraw(endpoint.id, [found.number])
+        if elsewhere:
+            world.schedule.endpoint_changed(endpoint.id)
+        else:
+            world.schedule.withdraw(endpoint.id, [found.number])
         hanging.answer = OK
         (more,) = await world.put(endpoint, "room")
         # Ends the attempts under way to make room for others.

@@ -46,7 +46,7 @@ async def _import(context: Context, args: dict[str, Any]) -> Any:
     faults = []
     for app in planned:
         try:
-            context.records.check_import(_record(context, app))
+            context.records.check_import(_record(context.records.apps.get(app.id), app))
         except (RecordError, ValueError) as error:
             faults.append(f"app {app.id}: {error}")
     if faults:
@@ -54,11 +54,10 @@ async def _import(context: Context, args: dict[str, Any]) -> Any:
     return [await _import_app(context, app, args["dry_run"]) for app in planned]
 
 
-def _record(context: Context, planned: _Planned) -> App:
+def _record(known: App | None, planned: _Planned) -> App:
     """The app as it will be: an existing one keeps its name, its other keys and the settings that aren't planned."""
     values = {name: parse_setting(name, text) for name, text in planned.settings.items()}
     key = Key(key=planned.key, secret=planned.secret)
-    known = context.records.apps.get(planned.id)
     if known is None:
         return App(id=planned.id, name=planned.name, keys=(key,), **values)  # type: ignore[arg-type]
     keys = known.keys if key in known.keys else (*(own for own in known.keys if own.key != key.key), key)
@@ -67,10 +66,10 @@ def _record(context: Context, planned: _Planned) -> App:
 
 async def _import_app(context: Context, planned: _Planned, dry_run: bool) -> dict[str, Any]:
     known = context.records.apps.get(planned.id)
-    record = _record(context, planned)
+    record = _record(known, planned)
     outcome = "created" if known is None else "unchanged" if record == known else "updated"
     if not dry_run and outcome != "unchanged":
-        await context.records.import_app(record, by=COMMAND_LINE)
+        await context.records.import_app(planned.id, lambda known: _record(known, planned), by=COMMAND_LINE)
     webhooks = [await _import_webhook(context, planned.id, webhook, dry_run) for webhook in planned.webhooks]
     return {"id": planned.id, "name": record.name, "outcome": outcome, "webhooks": webhooks}
 

@@ -62,11 +62,9 @@ class KeyManagement:
         app, key = self._resource(request)
         change = managed.body(request, KeyChange)
         by = managed.changing(request, app)
-        if change.enabled is not UNSET and change.enabled != key.enabled:
-            if change.enabled:
-                key = await managed.records.add_key(app.id, key.key, by=by)
-            else:
-                key = await managed.records.disable_key(app.id, key.key, by=by)
+        if change.enabled is not UNSET:
+            set_enabled = managed.records.enable_key if change.enabled else managed.records.disable_key
+            key = await set_enabled(app.id, key.key, by=by)
         return managed.answer(request, key_body(key), app.id)
 
     async def delete(self, request: Request) -> Response:

@@ -270,16 +270,19 @@ class LoadedRecords:
         return app
 
     def _put(self, app: App) -> None:
-        before = self.apps.get(app.id)
-        for key in before.keys if before is not None else ():
-            del self.by_key[key.key]
+        self._remove_keys(self.apps.get(app.id))
         self.apps[app.id] = app
         self.by_key.update({key.key: app for key in app.keys})
         if self.on_put is not None:
             self.on_put(app.id, app)
 
     def _remove(self, app_id: str) -> None:
-        for key in self.apps.pop(app_id).keys:
-            del self.by_key[key.key]
+        self._remove_keys(self.apps.pop(app_id))
         if self.on_put is not None:
             self.on_put(app_id, None)
+
+    def _remove_keys(self, app: App | None) -> None:
+        for key in () if app is None else app.keys:
+            # A key that has moved may have been put for its new app already.
+            if self.by_key.get(key.key) is app:
+                del self.by_key[key.key]

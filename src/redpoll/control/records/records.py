@@ -153,14 +153,15 @@ class Records(TokenRecords):
         check_roster(app, self.apps.get(app.id), self._max_roster_bytes)
         check_size(app)
 
-    async def import_app(self, app: App, *, by: Actor | None = None) -> None:
-        """Creates this app, or gives the existing one of its id these keys, in addition to its own, and these settings.
-
-        Raises RecordError.
-        """
+    async def import_app(self, app_id: str, imported: Callable[[App | None], App], *, by: Actor | None = None) -> None:
+        """Creates an app, or changes its keys, name and settings. `imported` gets the existing app, None if there is
+        none, and returns the app as it will be. Raises RecordError."""
         async with self.edit(by) as edit:
+            known = self.apps.get(app_id)
+            app = imported(known)
             self.check_import(app)
-            known = self.apps.get(app.id)
+            if app == known:
+                return
             if known is None:
                 await app_rows.add(edit.connection, app)
             else:
@@ -335,23 +336,31 @@ class Records(TokenRecords):
             await edit.note("key add" if existing is None else "key enable", app_id, added.key)
         return added
 
+    async def enable_key(self, app_id: str, key: str, *, by: Actor | None = None) -> Key:
+        """Enables a disabled key again. Raises RecordError."""
+        return await self._set_enabled(app_id, key, True, by)
+
     async def disable_key(self, app_id: str, key: str, *, by: Actor | None = None) -> Key:
         """Disables a key for new connections and requests; its open connections stay. Raises RecordError.
 
         The last enabled key can't be disabled; to close an app, switch it off.
         """
+        return await self._set_enabled(app_id, key, False, by)
+
+    async def _set_enabled(self, app_id: str, key: str, enabled: bool, by: Actor | None) -> Key:
         async with self.edit(by) as edit:
             app = self._app(app_id)
             existing = _key_of(app, key)
             if existing is None:
                 raise RecordError(f"app {app_id} has no key {key}")
-            if not existing.enabled:
+            if existing.enabled == enabled:
                 return existing
-            _check_other_key(app, existing)
-            await app_rows.enable_key(edit.connection, key, False)
+            if not enabled:
+                _check_other_key(app, existing)
+            await app_rows.enable_key(edit.connection, key, enabled)
             edit.app = await self._read(edit.connection, app_id)
-            await edit.note("key disable", app_id, key)
-        return msgspec.structs.replace(existing, enabled=False)
+            await edit.note("key enable" if enabled else "key disable", app_id, key)
+        return msgspec.structs.replace(existing, enabled=enabled)
 
     async def delete_key(self, app_id: str, key: str, *, by: Actor | None = None) -> None:
         """Deletes a key with its secret; its open connections stay. Raises RecordError: the last enabled key can't be

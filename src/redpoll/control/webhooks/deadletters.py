@@ -48,7 +48,7 @@ class DeadLetters:
                 return []
             await delivery_rows.retry(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
-            # The control plane that sends webhooks may be another one. It reads the store again.
+            # The control plane that sends webhooks may be another one. It reads the store again, also after a discard.
             await raise_version(connection, webhooks={delivery.endpoint_id for delivery in changed})
             await self._note(connection, by, "dead-letter retry", changed)
         for endpoint_id in {delivery.endpoint_id for delivery in changed}:
@@ -64,6 +64,7 @@ class DeadLetters:
                 return []
             await delivery_rows.discard(connection, ids, self._clock())
             changed = await _deliveries(connection, ids)
+            await raise_version(connection, webhooks={delivery.endpoint_id for delivery in changed})
             await self._note(connection, by, "dead-letter discard", changed)
         self._on_discard(changed)
         return changed

@@ -225,8 +225,6 @@ class Endpoints:
             values["format"] = format
         if batch is not None:
             values["batch"] = batch
-        if enabled is not None and enabled != before.enabled:
-            values["disabled_at"] = None if enabled else self._clock()
         new_url = None if url == before.url else url
         self._check(msgspec.structs.replace(before, **values), new_url)
         if new_url is not None and before.pin:
@@ -240,17 +238,19 @@ class Endpoints:
             # Together with what another change did meanwhile.
             after = msgspec.structs.replace(endpoint, **values)
             check_wanted(after)
-            return after
+            return after if enabled is None else self._with_enabled(after, enabled)
 
         return await self._replace(endpoint_id, changed, "webhook change", by)
 
     async def set_enabled(self, endpoint_id: str, enabled: bool, *, by: Actor | None = None) -> Endpoint:
         """A disabled endpoint gets no transitions from now on. Its waiting deliveries resume when it is enabled."""
-        before = self.get(endpoint_id)
-        if before.enabled == enabled:
-            return before
         verb = "webhook enable" if enabled else "webhook disable"
-        return await self._set(endpoint_id, {"disabled_at": None if enabled else self._clock()}, verb, by)
+        return await self._replace(endpoint_id, lambda endpoint: self._with_enabled(endpoint, enabled), verb, by)
+
+    def _with_enabled(self, endpoint: Endpoint, enabled: bool) -> Endpoint:
+        if endpoint.enabled == enabled:
+            return endpoint
+        return msgspec.structs.replace(endpoint, disabled_at=None if enabled else self._clock())
 
     async def rotate(self, endpoint_id: str, *, by: Actor | None = None) -> Endpoint:
         """Sets a new secret. Deliveries are also signed with the old one, for a day (OVERLAP_S)."""
@@ -302,8 +302,11 @@ class Endpoints:
         self, endpoint_id: str, change: Callable[[Endpoint], Endpoint], verb: str, by: Actor | None
     ) -> Endpoint:
         async with self._edit(self.get(endpoint_id).app_id, by) as edit:
-            # Read it again: it may have changed while we waited for the lock.
-            endpoint = change(self.get(endpoint_id))
+            # Read it again: it may have changed while we waited for the lock, also on another node.
+            before = self.get(endpoint_id)
+            endpoint = change(before)
+            if endpoint == before:
+                return before
             await endpoint_rows.put(edit.connection, endpoint)
             await edit.note(verb, endpoint.app_id, target_of(endpoint))
             edit.endpoints = (endpoint,)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -62,7 +62,8 @@ class _Outdated(Exception):
 class Intake:
     """Reads the outbox every 100 ms, or every second while `any_enabled()` is false and the outbox is empty.
 
-    `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit, and
+    `endpoints_of(app_id)` returns an app's endpoints. `on_new(deliveries)` is called after each commit,
+    `on_found(endpoint ids)` if the store had deliveries of these rows already, and
     `on_traced(transition, delivery id, endpoint id)` for each new delivery of a traced client event. `announced` keeps
     endpoints from repeats after Redis lost writes. `known()` are the versions of the records that `endpoints_of`
     answers from; None if no other server changes the store. `taken_total` counts transitions whose deliveries are in
@@ -76,6 +77,7 @@ class Intake:
         endpoints_of: Callable[[str], Sequence[Endpoint]],
         any_enabled: Callable[[], bool],
         on_new: Callable[[Sequence[Waiting]], None],
+        on_found: Callable[[Collection[str]], None],
         on_traced: Callable[[Transition, str, str], None],
         announced: Announced,
         bound: WaitingBound,
@@ -89,6 +91,7 @@ class Intake:
         self._endpoints_of = endpoints_of
         self._any_enabled = any_enabled
         self._on_new = on_new
+        self._on_found = on_found
         self._on_traced = on_traced
         self._announced = announced
         self._bound = bound
@@ -170,6 +173,8 @@ class Intake:
         now_s = self._clock()
         read = None if self._known is None else self._known()
         new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
+        # The endpoints of deliveries that were committed before, perhaps without an answer: then nobody knows them.
+        found: set[str] = set()
         written: list[Waiting] = []
         dropped: Counter[str] = Counter()
         states: dict[tuple[str, Subject], bool] = {}
@@ -182,6 +187,7 @@ class Intake:
             if new:
                 if self._announced.active:
                     known = await delivery_rows.known(connection, [delivery["id"] for _, delivery in new])
+                    found = {delivery["endpoint_id"] for _, delivery in new if delivery["id"] in known}
                     new, states = self._announced.without_repeats(new, known)
                 deliveries = await self._with_endpoint(connection, [delivery for _, delivery in new])
                 fitting, others = await self._divide(connection, deliveries)
@@ -190,12 +196,17 @@ class Intake:
                     dropped.update(one["endpoint_id"] for one in others if one["id"] not in present)
                     await dropped_rows.note(connection, dropped, now_s)
                 written = await delivery_rows.add(connection, fitting)
+                if len(written) < len(fitting):
+                    added = {delivery.id for delivery in written}
+                    found |= {delivery["endpoint_id"] for delivery in fitting if delivery["id"] not in added}
         self._bound.wrote([(delivery.endpoint_id, len(delivery.body)) for delivery in written], dropped)
         self._announced.stored(states)
         if self._undeleted_since is None:
             self._undeleted_since = now_s
         self._outbox.committed(rows)
         self.taken_total += len(rows)
+        if found:
+            self._on_found(found)
         if written:
             self._on_new(written)
             written_ids = {delivery.id for delivery in written}

@@ -136,12 +136,12 @@ class Schedule:
         self._wake.set()
 
     def endpoint_changed(self, endpoint_id: str) -> None:
-        """The endpoint was enabled, disabled or changed, or its dead letters are retried."""
+        """The endpoint was enabled, disabled or changed, or deliveries of it were retried or discarded, perhaps by
+        another node. What waits is read again."""
         queue = self._queue_of(endpoint_id)
         queue.more_in_store = True
-        if not self._sends_to(queue):
-            for item in queue.ready.clear():
-                queue.release(item.number)
+        for item in queue.ready.clear():
+            queue.release(item.number)
         self._wake.set()
 
     def look_again(self, endpoint_id: str) -> None:

@@ -149,6 +149,7 @@ class Webhooks:
             self.endpoints.of_app,
             self.endpoints.any_enabled,
             self._added,
+            self._found,
             on_traced,
             Announced(outbox, self.endpoints.known),
             self._bound,
@@ -326,6 +327,10 @@ class Webhooks:
         assert self.schedule is not None
         self.schedule.add(written)
         self.pulls.may_be_due([delivery.endpoint_id for delivery in written])
+
+    def _found(self, endpoint_ids: Collection[str]) -> None:
+        for endpoint_id in endpoint_ids:
+            self._endpoint_has_due(endpoint_id)
 
     def _endpoint_has_due(self, endpoint_id: str) -> None:
         self.pulls.may_be_due([endpoint_id])
