@@ -21,7 +21,7 @@ from yarl import URL
 from redpoll_client.calls import MAX_ANSWER_BYTES, Answer, Attempts, Call, NotSent, Retry, target
 from redpoll_client.errors import RedpollError
 from redpoll_client.names import USER_CHANNEL, check_user_id
-from redpoll_client.publisher import IDLE_S, join_batch
+from redpoll_client.publisher import CUT_HANDSHAKE, IDLE_S, join_batch
 from redpoll_client.publishing import History, PublisherBase, history_of
 from redpoll_client.reading import AsyncReader
 from redpoll_client.streams import publish_parts_async
@@ -330,9 +330,9 @@ class AsyncPublisher(PublisherBase):
 
 
 def _not_sent(error: aiohttp.ClientConnectorError) -> NotSent:
-    """Why a connection couldn't be opened. A TLS fault stays one at the next attempt."""
+    """Why a connection couldn't be opened. A TLS fault stays one at the next attempt, except for a cut."""
     tls = isinstance(error, aiohttp.ClientSSLError) or isinstance(error.__cause__, ssl.SSLError)
-    return NotSent(f"no connection: {error}", permanent=tls)
+    return NotSent(f"no connection: {error}", permanent=tls and not isinstance(error.__cause__, CUT_HANDSHAKE))
 
 
 async def _read(content: aiohttp.StreamReader, came: Callable[[], None] | None) -> bytes:

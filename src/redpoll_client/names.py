@@ -20,6 +20,7 @@ __all__ = [
     "check_correlation_id",
     "check_data",
     "check_event",
+    "check_signed_in_id",
     "check_socket_id",
     "check_target",
     "check_user_id",
@@ -66,9 +67,16 @@ def check_target(name: str) -> str:
 
 
 def check_user_id(user_id: str) -> str:
-    """A user's id in a channel name or a path: 1 to 128 characters of those that channel names allow."""
+    """A user's id in a channel name: 1 to 128 characters of those that channel names allow."""
     if not isinstance(user_id, str) or len(user_id) > 128 or _CHANNEL(user_id) is None:
         raise ValueError(f"user id {_quoted(user_id)}: a string of 1 to 128 letters, digits and _-=@,.; is allowed")
+    return user_id
+
+
+def check_signed_in_id(user_id: object) -> str:
+    """The id with which a user signs in: 1 to 128 characters."""
+    if not isinstance(user_id, str) or not 1 <= len(user_id) <= 128:
+        raise ValueError(f"the user's id must be a string of 1 to 128 characters, not {_quoted(user_id)}")
     return user_id
 
 

@@ -7,6 +7,7 @@ import http.client
 import io
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from redpoll_client.publishing import History, PublisherBase, history_of
 from redpoll_client.reading import Reader
 from redpoll_client.streams import publish_parts
 
-__all__ = ["IDLE_S", "Publisher"]
+__all__ = ["CUT_HANDSHAKE", "IDLE_S", "Publisher"]
 
 # Connections that were idle for longer aren't used again. Servers and proxies close idle ones, commonly after 5 s or
 # more, and a request that meets such a close can't know whether it was read.
@@ -33,17 +34,18 @@ IDLE_S = 4.0
 _SMALL_BYTES = 4096
 # Larger requests are sent in pieces of this size.
 _PIECE_BYTES = 65_536
+# A server that is restarted ends handshakes so.
+CUT_HANDSHAKE = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _HEADERS = {"Content-Type": "application/json", "User-Agent": "redpoll-client"}
 
 
 def _not_sent(error: Exception) -> NotSent:
-    """Why a connection couldn't be opened. A TLS fault stays one at the next attempt."""
-    import ssl
-
+    """Why a connection couldn't be opened. A TLS fault stays one at the next attempt, except for a cut."""
     cause = error.args[0] if error.args and isinstance(error.args[0], ssl.SSLError) else error
     # urllib3 begins its text with the connection as Python shows it.
     text = str(error).removeprefix(f"{error.conn}: ") if isinstance(error, NewConnectionError) else str(error)
-    return NotSent(f"no connection: {text}", permanent=isinstance(cause, ssl.SSLError))
+    permanent = isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT_HANDSHAKE)
+    return NotSent(f"no connection: {text}", permanent=permanent)
 
 
 class _Incoming(io.RawIOBase):

@@ -137,13 +137,14 @@ class PublisherBase:
         self, channel: str, socket_id: str, custom_data: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
         """What an auth endpoint answers when this socket may join this channel; `custom_data` is the member on presence
-        channels. See `sign_channel`, which has the argument's order of the protocol."""
+        channels. An empty one is ignored, as in `pusher`. See `sign_channel`, which has the argument's order of the
+        protocol."""
         return sign_channel(
             self.endpoint.key,
             self.endpoint.secret,
             socket_id,
             channel,
-            custom_data,
+            custom_data or None,
             master_key=self._master_key,
             json_encoder=self._json_encoder,
         )
@@ -249,7 +250,7 @@ class PublisherBase:
             "channels": targets,
             "data": names.check_data(data, self.max_data_bytes) if already_encoded else self._data(targets[0], data),
         }
-        if socket_id is not None:
+        if socket_id:
             body["socket_id"] = names.check_socket_id(socket_id)
         if attributes := _joined(info):
             body["info"] = attributes
@@ -289,7 +290,7 @@ class PublisherBase:
                 raise ValueError("data must be a string when already_encoded is set")
             event: dict[str, Any] = {"channel": channel, "name": names.check_event(item["name"]), "data": data}
             names.check_data(data, self.max_data_bytes)
-            if item.get("socket_id") is not None:
+            if item.get("socket_id"):
                 event["socket_id"] = names.check_socket_id(item["socket_id"])
             if item.get("info"):
                 event["info"] = _joined(item["info"])
@@ -314,7 +315,7 @@ class PublisherBase:
         return Call("GET", self._path("channels", channel, "users"))
 
     def _terminate(self, user_id: str) -> Call:
-        return Call("POST", self._path("users", names.check_user_id(user_id), "terminate_connections"), body=b"{}")
+        return Call("POST", self._path("users", names.check_signed_in_id(user_id), "terminate_connections"), body=b"{}")
 
     def _history(
         self,

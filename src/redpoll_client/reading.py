@@ -53,7 +53,10 @@ class _Reading:
 
     def _request(self) -> Call | None:
         """What to ask for now. None: nothing more comes."""
-        return None if self._last else self._call(self._next, self._live, self._cursor)
+        if self._last:
+            return None
+        # A long poll that breaks is asked again, and `now` is later then: ask for the position first, without waiting.
+        return self._call(self._next, self._live and self._next != "now", self._cursor)
 
     def _add(self, answer: Answer) -> None:
         try:

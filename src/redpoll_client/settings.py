@@ -15,7 +15,7 @@ __all__ = ["ENVIRONMENT", "Endpoint", "endpoint_of"]
 # Read in this order when nothing else is given.
 ENVIRONMENT = ("REDPOLL_URL", "PUSHER_URL")
 _PUSHER_HOST = "api.pusherapp.com"
-_HOST = re.compile(r"[A-Za-z0-9._:-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
+_HOST = re.compile(r"[A-Za-z0-9._:-]+").fullmatch
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*").fullmatch
 
 
@@ -68,6 +68,9 @@ def endpoint_of(
         if not isinstance(value, str) or not value:
             raise ValueError(f"{name} must be a string that isn't empty, not {type(value).__name__}")
     host = host or (f"api-{cluster}.pusher.com" if cluster else _PUSHER_HOST)
+    if host.startswith("[") and host.endswith("]"):
+        # An IPv6 address as in a URL.
+        host = host[1:-1]
     assert isinstance(app_id, str)
     assert isinstance(key, str)
     assert isinstance(secret, str)

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from redpoll_client.encryption import channel_key
-from redpoll_client.names import check_channel, check_socket_id, is_encrypted
+from redpoll_client.names import check_channel, check_signed_in_id, check_socket_id, is_encrypted
 
 __all__ = ["from_json", "hex_hmac", "sign_channel", "sign_request", "sign_user", "to_json"]
 
@@ -102,9 +102,7 @@ def sign_user(
     result has `auth` and `user_data`. Raises ValueError for an id that the server would refuse.
     """
     check_socket_id(socket_id)
-    user_id = user.get("id")
-    if not isinstance(user_id, str) or not 1 <= len(user_id) <= 128:
-        raise ValueError(f"the user's id must be a string of 1 to 128 characters, not {user_id!r:.80}")
+    check_signed_in_id(user.get("id"))
     user_data = to_json(dict(user), json_encoder)
     signature = hex_hmac(secret, f"{socket_id}::user::{user_data}".encode())
     return {"auth": f"{key}:{signature}", "user_data": user_data}

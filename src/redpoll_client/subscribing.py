@@ -301,6 +301,7 @@ class SubscriberBase:
                 answer = await self._authorizer.user(self._session, connection.socket_id, user.asked)
                 if self._connection is not connection or self.user is not user:
                     return
+                user.asks()
                 await connection.send({"event": "pusher:signin", "data": answer})
                 return
             except (SignInRefused, TypeError, ValueError) as error:

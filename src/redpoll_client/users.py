@@ -23,10 +23,10 @@ class WatchlistEvent:
 
 
 class SignedIn:
-    """The user of this connection. It stays signed in over reconnects.
+    """The user of this connection. It stays signed in over reconnects, until a sign-in is refused.
 
     `online` is the set of those of the watchlist who are online, live; `async for change in user` waits for changes.
-    The iteration raises Overflow if more than `size` changes wait, and what ends the subscriber.
+    The iteration raises Overflow if more than `size` changes wait, SignInRefused, and what ends the subscriber.
     """
 
     def __init__(self, user: Mapping[str, Any] | None, size: int) -> None:
@@ -57,6 +57,11 @@ class SignedIn:
         raise change
 
     # -- what the subscriber calls
+
+    def asks(self) -> None:
+        """A sign-in is about to be sent: after a reconnect, another answer is to come."""
+        if self.answered is None or self.answered.done():
+            self.answered = asyncio.get_running_loop().create_future()
 
     def succeeded(self, fields: Mapping[str, Any]) -> None:
         """Takes a `pusher:signin_success`. Raises ProtocolError."""

@@ -1,12 +1,13 @@
 """`progress` in real Celery tasks, which run in this process."""
 
 import json
+from types import SimpleNamespace
 
 import celery
 import pytest
 
 from helpers.answering import Answering, reply
-from redpoll_client import Publisher
+from redpoll_client import Publisher, Unreachable
 from redpoll_client.celery import progress
 
 
@@ -69,3 +70,29 @@ def test_a_server_that_is_away_doesnt_fail_the_task(app, monkeypatch):
 
         assert task.delay().result == "done"
         assert [event["state"] for event in states_of(server)] == ["STARTED", "PROGRESS", "SUCCESS"]
+
+
+def test_a_server_that_doesnt_answer_takes_little_of_the_tasks_time(app, monkeypatch):
+    now_s, tried_at = 0.0, []
+
+    def trigger(*_):
+        nonlocal now_s
+        tried_at.append(now_s)
+        now_s += 15
+        raise Unreachable("timed out")
+
+    monkeypatch.setattr("redpoll_client.celery.time", SimpleNamespace(monotonic=lambda: now_s))
+    publisher = Publisher(url="http://k:s@127.0.0.1:1/apps/1")
+    monkeypatch.setattr(publisher, "trigger", trigger)
+
+    @app.task(bind=True)
+    def task(self):
+        nonlocal now_s
+        with progress(self, "private-a", publisher) as report:
+            for step in range(320):
+                report(step)
+                now_s += 1
+
+    task.delay().get()
+    # Its beginning, one step, and its end with the last step.
+    assert tried_at == [0, 315, 350, 365]

@@ -1,8 +1,11 @@
 """Django's views: the rules with its users, its protection against forged requests, webhooks."""
 
+import contextlib
 import json
 
 import pytest
+from django.core.cache import cache
+from django.db import IntegrityError, connections, transaction
 from django.test import Client, override_settings
 
 from helpers.outbox_site import rules
@@ -28,6 +31,7 @@ def client(django_site):
     """Sends the token that pages send."""
     from django.contrib.auth import get_user_model
 
+    cache.clear()
     get_user_model().objects.create_user("anna", password="p")
     with override_settings(REDPOLL={"url": URL, "rules": "helpers.outbox_site.rules", "endpoint_secret": "e"}):
         yield Client(enforce_csrf_checks=True, headers={"X-CSRFToken": "c" * 32})
@@ -68,6 +72,13 @@ def test_auth_routes(client):
     assert b"CSRF" in client.post("/auth", FORM).content
 
 
+def hook(channel, delivery, secret="e"):
+    """Posts a webhook; the answer's status."""
+    body = json.dumps({"event": "channel.occupied", "data": {"channel": channel}, "timestamp": 1}).encode()
+    headers = {"X-Service-Signature": hex_hmac(secret, body), "X-Service-Delivery": delivery}
+    return Client().post("/webhook", body, "application/json", headers=headers).status_code
+
+
 def test_webhooks(client):
     from redpoll_client.django.signals import webhook_received
 
@@ -77,11 +88,6 @@ def test_webhooks(client):
         received.append(event.channel)
         if event.channel == "fails":
             raise LookupError
-
-    def hook(channel, delivery, secret="e"):
-        body = json.dumps({"event": "channel.occupied", "data": {"channel": channel}, "timestamp": 1}).encode()
-        headers = {"X-Service-Signature": hex_hmac(secret, body), "X-Service-Delivery": delivery}
-        return Client().post("/webhook", body, "application/json", headers=headers).status_code
 
     webhook_received.connect(receive)
     try:
@@ -93,3 +99,46 @@ def test_webhooks(client):
         assert received == ["a", "fails", "fails"]
     finally:
         webhook_received.disconnect(receive)
+
+
+def test_a_webhook_whose_transaction_fails_is_handled_again(client, monkeypatch):
+    from django.contrib.auth.models import Permission
+    from django.contrib.contenttypes.models import ContentType
+
+    from redpoll_client.django.signals import webhook_received
+
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    content_types = [0, ContentType.objects.create(app_label="a", model="a").id]
+
+    def receive(sender, event, **_):
+        # A foreign key is checked at the commit.
+        Permission.objects.create(name=event.channel, codename="c", content_type_id=content_types.pop(0))
+
+    webhook_received.connect(receive)
+    try:
+        with pytest.raises(IntegrityError):
+            hook("a", "transaction-1")
+        assert [hook("a", "transaction-1"), hook("a", "transaction-1")] == [200, 200]
+        assert content_types == []
+        assert Permission.objects.filter(name="a").count() == 1
+    finally:
+        webhook_received.disconnect(receive)
+
+
+def test_what_waits_for_commits_waits_for_all_of_them(django_site, monkeypatch):
+    from redpoll_client.django.views import _once_committed
+
+    monkeypatch.setitem(connections.settings, "other", {**connections.settings["default"], "NAME": ":memory:"})
+    done = []
+    try:
+        for end in ("commit", "rollback"):
+            with contextlib.suppress(LookupError), transaction.atomic("default"):
+                with transaction.atomic("other"):
+                    _once_committed(lambda end=end: done.append(end))
+                done.append(f"before the {end}")
+                if end == "rollback":
+                    raise LookupError
+        assert done == ["before the commit", "commit", "before the rollback"]
+    finally:
+        connections["other"].close()
+        del connections["other"]

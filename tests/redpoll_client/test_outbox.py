@@ -7,6 +7,7 @@ import asyncio
 import io
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -119,6 +120,45 @@ def test_rows_wait_while_the_server_is_away_and_it_is_said_once(django_site):
     ]
     assert [asked.json["data"] for asked in server.asked] == ["0", "0", "0", "1"]
     assert not OutboxEvent.objects.exists()
+
+
+def test_a_server_that_asks_for_hours_is_asked_again_within_a_minute(django_site, monkeypatch):
+    from redpoll_client.django.outbox import Sender
+    from redpoll_client.django.publishing import store
+
+    waits = []
+    over = reply(429, {"error": "daily limit"}, {"Retry-After": "43200"})
+    with Answering(over, reply(200)) as server, Publisher(url=server.url) as publisher:
+        with override_settings(REDPOLL={"url": server.url}), transaction.atomic():
+            store("a", "n", "1")
+        sender = Sender(publisher)
+
+        def wait(wait_s):
+            waits.append(wait_s)
+            if len(server.asked) == 2:
+                sender.stop()
+
+        monkeypatch.setattr(sender._stopped, "wait", wait)
+        sender.run()
+    assert waits[0] == 60
+
+
+@pytest.mark.parametrize(
+    ("vendor", "driver", "version", "hears"),
+    [
+        ("postgresql", "psycopg", "3.3.9", True),
+        ("postgresql", "psycopg", "3.2", True),
+        # Its `notifies` takes no time-out.
+        ("postgresql", "psycopg", "3.1.18", False),
+        ("postgresql", "psycopg2", "2.9.10 (dt dec pq3 ext lo64)", False),
+        ("sqlite", "sqlite3", "2.6.0", False),
+    ],
+)
+def test_the_sender_listens_with_drivers_that_can_wait(django_tables, vendor, driver, version, hears):
+    from redpoll_client.django.outbox import _hears_notifications
+
+    module = SimpleNamespace(__name__=driver, __version__=version)
+    assert _hears_notifications(SimpleNamespace(vendor=vendor, Database=module)) is hears
 
 
 def test_publish_on_commit_publishes_only_then(django_site):

@@ -30,6 +30,7 @@ from redpoll_client import (
     Unconfirmed,
     Unreachable,
     sign_channel,
+    sign_user,
 )
 from redpoll_client.encryption import channel_key, decrypt
 
@@ -144,6 +145,30 @@ async def test_what_the_server_would_refuse_is_never_sent(opened):
         assert away.asked == []
         with pytest.raises(RuntimeError, match="closed"):
             await call("trigger", "a", "e", "")
+
+
+async def test_an_empty_socket_id_excludes_no_connection(opened):
+    with Answering(reply(200)) as server:
+        async with opened(url=server.url) as call:
+            await call("trigger", "a", "e", "", "")
+            await call("trigger_batch", [{"channel": "a", "name": "e", "data": "", "socket_id": ""}])
+    trigger, batch = (asked.json for asked in server.asked)
+    assert "socket_id" not in trigger
+    assert "socket_id" not in batch["batch"][0]
+
+
+async def test_connections_of_every_user_who_can_sign_in_are_terminated(server, opened):
+    async with opened(url=url_of(server)) as call:
+        for user_id in ("auth0|7", "a user/ü?%", "7"):
+            client = await Socket.connect(server)
+            user = sign_user(server.app_key, server.app_secret, client.socket_id, {"id": user_id})
+            client.send({"event": "pusher:signin", "data": user})
+            await client.next("pusher:signin_success")
+            await call("terminate_user_connections", user_id)
+            assert await client.until_closed() == 4009
+        for wrong in ("", "x" * 129, 7):
+            with pytest.raises(ValueError, match="1 to 128 characters"):
+                await call("terminate_user_connections", wrong)
 
 
 async def test_server_away_is_unreachable(opened):
@@ -340,6 +365,28 @@ async def test_certificates_are_verified(opened, tmp_path):
                 await call("trigger", "a", "e", "")
 
 
+class Restarting(Answering):
+    """Closes the first connection in its TLS handshake."""
+
+    def finish_request(self, request, client_address):
+        with self.lock:
+            self.connections += 1
+            is_first = self.connections == 1
+        if is_first:
+            request.recv(65_536)
+        else:
+            super().finish_request(request, client_address)
+
+
+async def test_a_handshake_that_the_server_cuts_is_tried_again(opened, tmp_path):
+    pair = certs.self_signed(tmp_path)
+    with Restarting(reply(200), certificate=pair) as server:
+        context = ssl.create_default_context(cafile=str(pair[0]))
+        async with opened(url=server.url, ssl_context=context, timeout=60) as call:
+            await call("trigger", "a", "e", "")
+        assert len(server.asked) == 1
+
+
 async def test_connections_are_used_again(opened):
     with Answering(reply(200)) as server:
         async with opened(url=server.url) as call:
@@ -374,6 +421,8 @@ def test_arguments_and_urls(monkeypatch):
     monkeypatch.setenv("REDPOLL_URL", "http://k:s@[::1]:6001/realtime/apps/app-1")
     assert (Publisher().endpoint.origin, Publisher().endpoint.prefix) == ("http://[::1]:6001", "/realtime")
     assert Publisher.from_env().endpoint.app_id == "7"
+    for host in ("::1", "[::1]"):
+        assert Publisher("1", "k", "s", ssl=False, host=host, port=6001).endpoint.origin == "http://[::1]:6001"
     assert Publisher("1", "k", "s", cluster="eu").endpoint.origin == "https://api-eu.pusher.com:443"
     for wrong in ("http://k:s@h:6001", "ftp://k:s@h/apps/1", "http://h/apps/1", "http://k:s@h:99999/apps/1"):
         with pytest.raises(ValueError, match="url is not like") as caught:
@@ -381,8 +430,9 @@ def test_arguments_and_urls(monkeypatch):
         assert "k:s" not in str(caught.value)
     with pytest.raises(ValueError, match="secret must be"):
         Publisher("1", "k", "", host="h")
-    with pytest.raises(ValueError, match="host"):
-        Publisher("1", "k", "s", host="http://h")
+    for wrong in ("http://h", "[[::1]]", "[::1]:6001"):
+        with pytest.raises(ValueError, match="host"):
+            Publisher("1", "k", "s", host=wrong)
     assert "'s'" not in repr(end)
 
 
@@ -409,6 +459,7 @@ def test_it_signs_as_pushers_library_does():
     }
     ours, theirs = Publisher(**options), pusher.Pusher(**options)
     assert ours.authenticate("private-a", "1.2") == theirs.authenticate("private-a", "1.2")
+    assert ours.authenticate("private-a", "1.2", {}) == theirs.authenticate("private-a", "1.2", {})
     encrypted = theirs.authenticate("private-encrypted-a", "1.2")
     encrypted["shared_secret"] = encrypted["shared_secret"].decode()
     assert ours.authenticate("private-encrypted-a", "1.2") == encrypted

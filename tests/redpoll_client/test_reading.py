@@ -2,11 +2,12 @@
 
 import asyncio
 import secrets
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from helpers.answering import CUT, Answering, reply
-from helpers.wire import Socket
+from helpers.wire import Socket, eventually
 from redpoll_client import AsyncPublisher, BadRequest, Gone, Publisher, Unavailable, mint_grant
 
 from .conftest import url_of
@@ -95,6 +96,31 @@ async def test_a_reader_tries_again_for_as_long_as_there_is_time(monkeypatch):
     with Answering(*answers) as server:
         async with AsyncPublisher(url=server.url) as publisher:
             assert await all_of(publisher.read("a")) == [("n", "1")]
+
+
+async def test_a_reader_from_now_misses_nothing_when_its_requests_fail(server, monkeypatch):
+    monkeypatch.setattr("redpoll_client.calls.random.uniform", lambda least, most: 0)
+    page = [{"offset": 2, "event": "n", "data": "1", "time_ms": 1}]
+    last = reply(200, page, {"Stream-Next-Offset": "e_02", "Stream-Closed": "true"})
+    answers = (reply(503), reply(200, [], {"Stream-Next-Offset": "e_01"}), CUT, last)
+    with Answering(*answers) as away, Publisher(url=away.url) as publisher:
+        assert await asyncio.to_thread(lambda: [message.data for message in publisher.read("a", "now")]) == ["1"]
+    asked = [parse_qs(urlsplit(one.target).query) for one in away.asked]
+    assert [(one["offset"], one.get("live")) for one in asked] == [
+        (["now"], None),
+        (["now"], None),
+        (["e_01"], ["long-poll"]),
+        (["e_01"], ["long-poll"]),
+    ]
+    async with AsyncPublisher(url=url_of(server)) as publisher, publisher.read("kept-now", "now") as reader:
+        reading = asyncio.create_task(anext(reader))
+
+        async def has_position():
+            return reader.position != "now"
+
+        await eventually(has_position, True)
+        await publisher.trigger("kept-now", "n", "1")
+        assert (await reading).data == "1"
 
 
 async def test_a_user_is_removed_and_its_grant_revoked(server, opened):

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import secrets
 import sys
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,7 @@ from redpoll_client import (
     Subscriber,
     SubscriptionRefused,
     Unreachable,
+    mint_grant,
 )
 from redpoll_client.connection import reconnect_delay_s
 from redpoll_client.subscribing import State
@@ -485,6 +487,28 @@ async def test_a_users_channel_stays_subscribed_after_a_cut_when_the_sign_in_tak
                 await until(own, joined)
                 await publisher.send_to_user("dora", "hello", "1")
                 await until(own, "hello")
+
+
+async def test_a_sign_in_that_is_refused_after_a_reconnect_is_said(server):
+    # Revocations stay.
+    jtis = [secrets.token_hex(8), secrets.token_hex(8)]
+    where = {"host": "127.0.0.1", "port": server.port, "ssl": False}
+
+    def user_auth(socket_id):
+        grant = mint_grant(server.app_key, server.app_secret, ["a"], user_id="emil", jti=jtis[0])
+        return {"auth": grant, "user_data": '{"id":"emil"}'}
+
+    async with (
+        Subscriber(server.app_key, **where, user_auth=user_auth) as subscriber,
+        AsyncPublisher(url=url_of(server)) as publisher,
+    ):
+        user = await subscriber.sign_in()
+        await publisher.revoke_grants(jti=jtis[0])
+        async with asyncio.timeout(60):
+            with pytest.raises(SignInRefused, match="revoked"):
+                await anext(user)
+        jtis.pop(0)
+        assert (await subscriber.sign_in()).id == "emil"
 
 
 async def test_a_proxys_answer_while_the_server_is_away_is_not_final(monkeypatch):

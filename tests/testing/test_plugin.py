@@ -15,16 +15,7 @@ TESTS = Path(redpoll_client.__file__).parent / "examples" / "test_fastapi_app.py
 def run(folder: Path, *arguments: str, tests: str = TESTS.read_text()) -> subprocess.CompletedProcess[str]:
     (folder / "test_app.py").write_text(tests)
     # Without the other plugins of this environment, which take seconds to import.
-    plugins = [
-        "-p",
-        "redpoll.testing.plugin",
-        "-p",
-        "xdist.plugin",
-        "-p",
-        "pytest_asyncio.plugin",
-        "-o",
-        "asyncio_mode=auto",
-    ]
+    plugins = ["-p", "redpoll.testing.plugin", "-p", "xdist.plugin", "-p", "pytest_asyncio.plugin"]
     command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", *plugins, *arguments]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)

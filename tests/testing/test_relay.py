@@ -27,6 +27,54 @@ def test_frames_are_taken_whole_however_the_bytes_come():
         assert not buffer
 
 
+async def test_a_stream_is_passed_on_as_it_comes_and_ends_with_its_client():
+    noted, received, left = [], asyncio.Event(), asyncio.Event()
+
+    async def upstream(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await received.wait()
+        writer.write(b"6\r\nsecond\r\n")
+        assert await reader.read() == b""
+        left.set()
+        writer.close()
+
+    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
+    relay.upstream = server.sockets[0].getsockname()
+    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    async with server, listener, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        writer.write(b"GET /stream HTTP/1.1\r\nHost: h\r\n\r\n")
+        await reader.readuntil(b"first")
+        assert noted == [("/stream", 200)]
+        received.set()
+        await reader.readuntil(b"second")
+        writer.close()
+        await left.wait()
+
+
+async def test_requests_of_one_connection_are_answered_in_their_order():
+    async def upstream(reader, writer):
+        while target := (await reader.readline()).split(b" ")[1:2]:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + target[0])
+        writer.close()
+
+    noted = []
+    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
+    relay.upstream = server.sockets[0].getsockname()
+    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    async with server, listener, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(3)))
+        writer.write_eof()
+        answers = await reader.read()
+    assert [answer[-2:] for answer in answers.split(b"HTTP/1.1")[1:]] == [b"/0", b"/1", b"/2"]
+    assert noted == [("/0", 200), ("/1", 200), ("/2", 200)]
+
+
 async def test_a_client_that_is_connected_when_the_server_ends_causes_no_traceback():
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))

@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 
+import aiohttp
 import pusher
 import pytest
 
+from helpers.fallback_wire import FallbackSocket
 from helpers.granting import mint
-from helpers.wire import Api, Socket, UpgradeRefused, digest
+from helpers.wire import Api, Socket, UpgradeRefused, digest, signed_path
 from redpoll.testing import FakeServer, Server
 
 
@@ -76,6 +78,22 @@ async def test_settings_and_rules_reach_the_server(real: Server) -> None:
         real.set(nothing=1)
     with pytest.raises(UpgradeRefused, match="426"):
         await Socket.connect(real, extra="Sec-WebSocket-Version: 8\r\n")
+
+
+async def test_streams_over_http_come_as_they_are_published(real: Server) -> None:
+    real.keep_history("kept-")
+    path, params = f"/apps/{real.app_id}/channels/kept-a/stream", {"offset": "-1", "live": "sse"}
+    url = f"http://{real.host}:{real.port}{signed_path(real, 'GET', path, params=params)}"
+    fallback = FallbackSocket([(real.host, real.port)], real.app_key)
+    async with Api(real) as api, aiohttp.ClientSession() as session:
+        async with session.get(url) as response:
+            for data in ("first", "second"):
+                await api.publish("kept-a", "n", data)
+                # At the end of a stream, it returns what it has.
+                assert (await response.content.readuntil(data.encode())).endswith(data.encode())
+        await fallback.open()
+        assert json.loads(await fallback.recv())["event"] == "pusher:connection_established"
+        await fallback.close()
 
 
 @pytest.mark.parametrize(("name", "why"), [("idempotency", "server.set"), ("activity_timeout", "has no setting")])

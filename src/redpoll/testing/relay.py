@@ -1,14 +1,15 @@
 """Stands between clients and a real server: notes what is published, and makes requests and connections fail.
 
-Bytes pass unchanged. A request is forwarded once all of it has come, so that it can be failed instead. Frames are only
-looked at: to know which messages clients send, and where a close frame may be put between two frames of the server.
+Bytes pass unchanged. A request is forwarded once all of it has come, so that it can be failed instead. An answer is
+forwarded as it comes, because it may be a stream. Frames are only looked at: to know which messages clients send, and
+where a close frame may be put between two frames of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
+from functools import partial
 from typing import Final
 
 import h11
@@ -24,6 +25,8 @@ __all__ = ["Relay", "RelayedSocket", "take_frames"]
 
 _READ_BYTES: Final = 65_536
 _MAX_HEAD_BYTES: Final = 16 * 1024
+# What `_read_request` returns.
+_Wanted = tuple[h11.Request | None, bytes, bytes, bytes]
 
 
 class Relay:
@@ -65,9 +68,9 @@ class Relay:
         up_reader: asyncio.StreamReader,
         upstream: asyncio.StreamWriter,
     ) -> None:
-        rest = b""
+        wanted = await _read_request(reader, b"")
         while True:
-            head, body, raw, rest = await _read_request(reader, rest)
+            head, body, raw, rest = wanted
             if head is None:
                 return
             if b"websocket" in dict(head.headers).get(b"upgrade", b"").lower():
@@ -80,14 +83,17 @@ class Relay:
                 writer.write(answer.render(request.method))
                 if not answer.keep_alive:
                     return
+                wanted = await _read_request(reader, rest)
                 continue
             upstream.write(raw)
-            status, keeps, response = await _read_response(head, up_reader)
-            # Before the client has the answer, so that it finds what it published.
-            self._after(request, status)
-            writer.write(response)
-            if not keeps:
-                return
+            following = asyncio.ensure_future(_read_following(reader, rest, upstream))
+            try:
+                if not await _pass_response(head, up_reader, writer, partial(self._after, request)):
+                    return
+                wanted = await following
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def _socket(
         self,
@@ -193,7 +199,7 @@ async def _pump(reader: asyncio.StreamReader, take: Callable[[bytes], None]) -> 
         take(data)
 
 
-async def _read_request(reader: asyncio.StreamReader, rest: bytes) -> tuple[h11.Request | None, bytes, bytes, bytes]:
+async def _read_request(reader: asyncio.StreamReader, rest: bytes) -> _Wanted:
     """A whole request: head, body, its bytes, and what came after it. No head: the client has ended the connection."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
     raw, body, head = bytearray(), bytearray(), None
@@ -215,21 +221,38 @@ async def _read_request(reader: asyncio.StreamReader, rest: bytes) -> tuple[h11.
             return None, b"", b"", b""
 
 
-async def _read_response(head: h11.Request, reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:
-    """The answer's status, whether the connection stays open, and its bytes."""
+async def _read_following(reader: asyncio.StreamReader, rest: bytes, upstream: asyncio.StreamWriter) -> _Wanted:
+    """The request after the one that is being answered. If the client leaves, the server gets the end too: it would
+    write a stream on."""
+    try:
+        wanted = await _read_request(reader, rest)
+    except ConnectionError:
+        wanted = None, b"", b"", b""
+    if wanted[0] is None:
+        upstream.write_eof()
+    return wanted
+
+
+async def _pass_response(
+    head: h11.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, began: Callable[[int], None]
+) -> bool:
+    """Forwards the answer as it comes; whether the connection stays open. `began` gets the status before the client has
+    the answer, so that a client finds what it published."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method=head.method, target=head.target, headers=[("Host", "relay")]))
     parser.send(h11.EndOfMessage())
-    status, keeps, raw = HTTPStatus.BAD_GATEWAY.value, True, bytearray()
-    while True:
+    keeps, is_over = True, False
+    while not is_over:
         data = await reader.read(_READ_BYTES)
-        raw += data
         parser.receive_data(data)
-        while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+        while not is_over and (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
             if isinstance(event, h11.Response):
-                status = event.status_code
                 keeps = b"close" not in dict(event.headers).get(b"connection", b"").lower()
-            elif isinstance(event, h11.EndOfMessage):
-                return status, keeps, bytes(raw)
-            elif isinstance(event, h11.ConnectionClosed):
-                return status, False, bytes(raw)
+                began(event.status_code)
+            else:
+                is_over = isinstance(event, h11.EndOfMessage | h11.ConnectionClosed)
+        # An answer may end with its connection.
+        keeps = keeps and bool(data)
+        writer.write(data)
+        await writer.drain()
+    return keeps

@@ -25,6 +25,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
+from django.utils.version import get_version_tuple
 
 from redpoll_client.django.models import OutboxEvent, OutboxLease
 from redpoll_client.django.publishing import NOTIFICATION
@@ -43,6 +44,9 @@ _AT_ONCE = 8
 # Seconds between looks at the table, without and with notifications of the database.
 _POLL_S, _POLL_WITH_LISTEN_S = 0.5, 5.0
 _LONGEST_WAIT_S = 15.0
+# The longest Retry-After that is waited for. With a daily limit it is the time until midnight, but an operator may
+# raise the limit before.
+_LONGEST_RETRY_AFTER_S = 60.0
 
 
 class Sender:
@@ -191,7 +195,8 @@ class Sender:
 
     def _note(self, errors: list[RedpollError]) -> None:
         """Says once that the server is away, and once that it is back."""
-        self._retry_after_s = max((e.retry_after or 0 for e in errors if isinstance(e, RateLimited)), default=0.0)
+        asked_s = max((e.retry_after or 0 for e in errors if isinstance(e, RateLimited)), default=0.0)
+        self._retry_after_s = min(asked_s, _LONGEST_RETRY_AFTER_S)
         if errors and not self._away:
             self._say(f"the server doesn't take events; they wait: {errors[0]}")
         elif not errors and self._away:
@@ -219,8 +224,7 @@ class Sender:
     def _wait_for_rows(self) -> None:
         """Until the database says that there are rows, or it is time to look."""
         connection = connections[self._alias]
-        # psycopg 2 has no wait for notifications of its own.
-        if connection.vendor != "postgresql" or connection.Database.__name__ != "psycopg":
+        if not _hears_notifications(connection):
             self._stopped.wait(_POLL_S)
             return
         if self._listener is None:
@@ -243,6 +247,16 @@ class Sender:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _hears_notifications(connection: Any) -> bool:
+    """Whether the driver can wait for notifications for a given time: psycopg since 3.2."""
+    driver = connection.Database
+    return bool(
+        connection.vendor == "postgresql"
+        and driver.__name__ == "psycopg"
+        and get_version_tuple(driver.__version__) >= (3, 2)
+    )
 
 
 def _skips_locked(connection: Any) -> bool:

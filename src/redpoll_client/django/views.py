@@ -4,11 +4,13 @@ header `X-CSRFToken` (pusher-js: `channelAuthorization.headers`)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.core.cache import cache
 from django.core.exceptions import RequestDataTooBig
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.request import RawPostDataException, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
@@ -80,6 +82,21 @@ def grant(request: HttpRequest) -> HttpResponse:
     return _answer(request, grant_sync)
 
 
+def _once_committed(function: Callable[[], Any]) -> None:
+    """Calls it when all transactions that are open now have committed; at once if none is open."""
+    uncommitted = {one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block}
+    if not uncommitted:
+        function()
+
+    def committed(alias: str) -> None:
+        uncommitted.remove(alias)
+        if not uncommitted:
+            function()
+
+    for alias in sorted(uncommitted):
+        transaction.on_commit(partial(committed, alias), using=alias)
+
+
 @csrf_exempt
 @require_POST
 def webhook(request: HttpRequest) -> HttpResponse:
@@ -98,5 +115,6 @@ def webhook(request: HttpRequest) -> HttpResponse:
         for event in delivery.events:
             webhook_received.send(sender=None, event=event)
         if delivery.id:
-            cache.set(seen, True, _REMEMBERED_S)
+            # With ATOMIC_REQUESTS the commit comes after this view. If it fails, the repeat must be handled.
+            _once_committed(partial(cache.set, seen, True, _REMEMBERED_S))
     return HttpResponse(status=200)

@@ -1,7 +1,7 @@
 """Tests of fastapi_app.py, as its authors would write them: `pytest test_fastapi_app.py`, or with `--redpoll-real`.
 
-They need `pip install redpoll[testing] redpoll-client fastapi httpx2 pytest`. The fixture `redpoll` is a server of each
-test's own.
+They need `pip install redpoll[testing] redpoll-client fastapi httpx2 pytest pytest-asyncio`. The fixture `redpoll` is a
+server of each test's own.
 """
 
 import asyncio
@@ -71,6 +71,7 @@ def test_an_event_that_is_too_large_is_an_error(client, redpoll):
     redpoll.assert_not_published()
 
 
+@pytest.mark.asyncio
 async def test_a_subscriber_hears_what_is_paid(client, redpoll):
     async with (
         Subscriber(url=redpoll.pusher_url) as subscriber,
@@ -81,6 +82,7 @@ async def test_a_subscriber_hears_what_is_paid(client, redpoll):
             assert (await anext(channel)).json() == {"by": "anna"}
 
 
+@pytest.mark.asyncio
 async def test_who_loses_the_connection_misses_nothing(client, redpoll):
     redpoll.keep_history("private-order-", keep=10)
     async with (
