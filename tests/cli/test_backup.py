@@ -1,6 +1,7 @@
 """`redpoll backup` and `restore`, without a server and beside a running one."""
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import stat
@@ -108,6 +109,26 @@ def test_what_is_no_backup_changes_nothing(typed, app_id, tmp_path, content):
     assert json.loads(typed("app", "list", "--json").stdout)[0]["id"] == app_id
 
 
+def migrate_further(file):
+    """As a newer redpoll does whose tables this one can't use."""
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+        database.execute("UPDATE meta SET value = '9998' WHERE name = 'compatible'")
+        database.execute("UPDATE meta SET value = '99.0' WHERE name = 'migrated_by'")
+        database.commit()
+
+
+def test_a_backup_of_a_newer_redpoll_changes_nothing(typed, app_id, tmp_path):
+    file = tmp_path / "saved.sqlite"
+    typed("backup", str(file))
+    migrate_further(file)
+    result = typed("restore", str(file))
+    assert result.exit_code == 1
+    assert f"the record store {file} was migrated by redpoll 99.0" in result.stderr
+    assert json.loads(typed("app", "list", "--json").stdout)[0]["id"] == app_id
+    assert sorted(path.name for path in (tmp_path / "data").glob("*.*.*")) == []
+
+
 async def test_a_server_is_backed_up_while_it_runs_and_serves_the_restored_records(typed, tmp_path):
     file = tmp_path / "saved.sqlite"
     with Server(workers=1) as server:
@@ -179,6 +200,9 @@ async def test_a_running_server_takes_restored_records_and_keeps_its_connections
         client.abort()
         refused = await run("restore", str(other))
         assert (refused.exit_code, "a backup of another server" in refused.stderr) == (1, True)
+        migrate_further(file)
+        refused = await run("restore", str(file))
+        assert (refused.exit_code, "was migrated by redpoll 99.0" in refused.stderr) == (1, True)
         other.write_bytes(b"damaged" * 1000)
         refused = await run("restore", str(other))
         assert (refused.exit_code, "the restore failed" in refused.stderr) == (1, True)

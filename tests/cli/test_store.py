@@ -64,6 +64,8 @@ def test_a_server_with_database_url_marks_its_folder_until_the_records_are_copie
     ("source", "target", "code", "fault"),
     [
         ("mysql://db/x", "sqlite:x", 2, "SOURCE must begin with sqlite: or postgresql://"),
+        ("sqlite:data/redpoll.sqlite", "postgresql://u:a/b@db/x", 2, "TARGET has a special character that isn't esc"),
+        ("postgresql://u@[::1/x", "sqlite:x", 2, "SOURCE is not a URL"),
         ("sqlite:missing", "sqlite:x", 1, "there is no record store at"),
         ("sqlite:data/redpoll.sqlite", "sqlite:data/redpoll.sqlite", 1, "the target must be a new file"),
     ],

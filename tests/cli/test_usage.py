@@ -4,6 +4,8 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
+import structlog
+
 from redpoll.store.charts import Charts, Day
 
 
@@ -47,3 +49,12 @@ def test_nodes_that_did_not_answer_are_named(typed, monkeypatch):
 def test_unknown_app_is_an_error(typed, app_id):
     result = typed("usage", "nobody")
     assert (result.exit_code, result.stderr) == (1, "redpoll: there is no app with the id nobody\n")
+
+
+def test_damaged_file_is_set_aside_with_a_warning_that_is_no_part_of_the_answer(typed, app_id, tmp_path):
+    (tmp_path / "data" / "charts.sqlite").write_text("not a database" * 100)
+    # As in a new process: earlier tests may have set it up.
+    structlog.reset_defaults()
+    result = typed("usage", "--json")
+    assert json.loads(result.stdout) == []
+    assert "charts.sqlite.old" in result.stderr

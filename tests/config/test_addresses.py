@@ -36,6 +36,17 @@ def test_other_redis_urls_are_faults(url):
         ("mysql://user:hunter2@db/x", "must begin with postgresql://"),
         ("postgresql://user:hunter2@db", "names no database"),
         ("postgresql://user:hunter2@[db/x", "is not a URL; of several hosts, one in brackets must come first"),
+        ("postgresql://user:hunter2/half@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:12/hunter2@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:/hunter2@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:a@hunter2@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:12?hunter2@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:12/a#hunter2@db/x", "has a special character that isn't escaped"),
+        ("postgresql://user:12/a?hunter2@db/x", "has parameters that aren't NAME=VALUE"),
+        ("postgresql://user:hunter2@db:port/x", "has a port that isn't a number from 1 to 65535"),
+        ("postgresql://user:hunter2@[::1]:99999,db/x", "has a port that isn't a number from 1 to 65535"),
+        ("postgresql://user:hunter2@db/x?port=5432,0", "has a port that isn't a number from 1 to 65535"),
+        ("postgresql://user:hunter2@db,/x", "has a host with a part that is empty"),
     ],
 )
 def test_other_database_urls_are_faults_and_messages_omit_the_password(url, fault):
@@ -88,6 +99,8 @@ def test_urls_with_impossible_host_names_are_faults(name, url):
     [
         f"postgresql://u@%2Fvar%2Frun%2F{'a' * 64}/r",
         "postgresql://u@[::1]:5432,db/r",
+        "postgresql://u:p%2F%40@%2Frun%3Aa:5433/r",
+        "postgresql://db/r?user=u@tenant&port=5433",
         "postgresql:///r?host=/run",
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+import tempfile
 import threading
 
 import pytest
@@ -44,6 +45,12 @@ def test_written_pair_serves_from_one_private_file(tmp_path):
     write_private(read_pair(cert, key), path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert shown(path, cert) == ssl.PEM_cert_to_DER_cert(cert.read_text())
+
+
+def test_a_pair_that_cant_be_checked_without_a_temporary_file_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    (text,) = faults_of(*self_signed(tmp_path)).values()
+    assert text.endswith("no temporary file can be written: No such file or directory")
 
 
 def test_written_pair_is_replaced_as_a_whole(tmp_path):

@@ -197,6 +197,29 @@ def test_files_for_tls_with_redis_are_checked(tmp_path):
     assert any("no TLS is used" in text for text in load({"redis_url": "redis://h", "redis_ca_file": cert}, {})[1])
 
 
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ("sslmode=verify-full&sslrootcert={cert}&sslcert={cert}&sslkey={key}", None),
+        ("sslmode=verify-full&sslrootcert={none}", "its sslrootcert {none} can't be read: No such file or directory"),
+        ("sslmode=require&sslrootcert={key}", "its sslrootcert {key} contains no PEM certificates"),
+        ("sslcert={cert}&sslkey={none}", "its sslkey {none} can't be read: No such file or directory"),
+        # Neither is read.
+        ("sslmode=prefer&sslrootcert={none}", None),
+        ("sslmode=disable&sslcert={none}", None),
+    ],
+)
+def test_files_for_tls_with_postgres_are_checked(tmp_path, parameters, fault):
+    cert, key = self_signed(tmp_path)
+    files = {"cert": cert, "key": key, "none": tmp_path / "none.pem"}
+    environment = {"REDPOLL_DATABASE_URL": f"postgresql://u:hunter2@localhost/r?{parameters.format_map(files)}"}
+    assert load({}, environment, read_files=False)
+    if fault is None:
+        assert load({}, environment)
+    else:
+        assert faults_of({}, environment) == {"REDPOLL_DATABASE_URL": fault.format_map(files)}
+
+
 def test_public_and_control_port_must_differ():
     assert "both 7000" in faults_of({"port": "7000", "control_port": "7000"})["--control-port"]
     load({"port": "0", "control_port": "0"}, {})

@@ -18,3 +18,14 @@ async def test_reaping_begins_and_ends_with_the_lead_and_sending_webhooks_with_t
     control.leadership.work.end()
     control.receive(Lead(2))
     await wait_until(lambda: control.webhooks.schedule is not None)
+
+
+async def test_a_node_that_lost_the_lead_shows_no_waiting_rows(plane, wait_until):
+    control = plane.plane
+    await wait_until(lambda: control.webhooks.schedule is not None)
+    work = control.leadership.work
+    await control.webhooks.stop(0.0)
+    work._outbox.waiting, work._outbox.leaves, work._outbox.oldest_ms = 12_345, 1, 1
+    await work.end_with_store()
+    assert control.counters.read()["webhook_rows_waiting"] == 0
+    assert (work._outbox.leaves, work._outbox.oldest_ms) == (0, None)

@@ -333,6 +333,31 @@ def test_settings_that_the_chart_sets_are_refused_with_what_to_use_instead():
                 rendered({place: {name: "1"}})
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+@pytest.mark.parametrize("name", ["host", "control_host"])
+def test_addresses_that_no_probe_reaches_are_refused(name, address):
+    for place in ("settings", "secretSettings"):
+        with pytest.raises(helm.HelmError, match=rf"{place}\.{name} is a loopback address"):
+            rendered({place: {name: address}})
+    values = {entry["name"]: entry.get("value") for entry in container_of(rendered({"settings": {name: "::"}}))["env"]}
+    assert values[f"REDPOLL_{name.upper()}"] == "::"
+
+
+def test_a_secret_of_the_user_has_another_name_than_those_of_the_chart():
+    app = {"id": "shop", "key": "k", "secret": "s"}
+    for values in (
+        {"existingSecret": "demo-redpoll", "secretSettings": {"app_secret": "s"}},
+        {"existingSecret": "demo-redpoll", "redis": STORES["redis"]},
+        {"existingSecret": "demo-redpoll-apps", "apps": [app]},
+    ):
+        with pytest.raises(helm.HelmError, match="existingSecret is demo-redpoll"):
+            rendered(values)
+    (source,) = container_of(rendered({"existingSecret": "demo-redpoll"}))["envFrom"]
+    assert source == {"secretRef": {"name": "demo-redpoll"}}
+    page = (ROOT / "deploy" / "docs" / "kubernetes.md").read_text()
+    assert set(re.findall(r"^existingSecret: (\S+)", page, re.MULTILINE)) == {"redpoll-secrets"}
+
+
 def test_the_default_has_workers_for_its_memory_limit():
     """A worker for each CPU of a large machine would exceed it."""
     container = container_of(rendered({"settings": {"log_format": "json"}}))

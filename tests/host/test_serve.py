@@ -1,11 +1,16 @@
 """What `redpoll serve` does before the supervisor runs: the data folder, sockets, limits."""
 
+import os
 import resource
 import socket
+import tempfile
+
+import pytest
 
 from host.supervised import Tree
 from redpoll.config.certificate_files import unbundle
-from redpoll.host.serve import child_command
+from redpoll.config.config import Settings
+from redpoll.host.serve import StartError, child_command, serve
 
 
 async def test_data_folder_that_others_can_list_is_logged(tree, wait_until):
@@ -24,6 +29,17 @@ async def test_port_in_use_is_reported_and_nothing_starts(tree, tmp_path, wait_u
         assert tree.process.wait(60) == 1
     assert tree.err.splitlines()[-1] == f"refused: can't listen on 127.0.0.1 port {port}: Address already in use"
     assert tree.pids("control") == []
+
+
+def test_start_without_a_temporary_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    # `serve` sets the mask of its process.
+    mask = os.umask(0o077)
+    try:
+        with pytest.raises(StartError, match="no temporary folder can be made: No such file or directory"):
+            serve(Settings(data_dir=str(tmp_path / "data"), redis_url="redis://h", workers=1, port=0, control_port=0))
+    finally:
+        os.umask(mask)
 
 
 async def test_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):

@@ -3,8 +3,10 @@
 import sqlite3
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.store.charts import KEEP_S, Charts, Day, Point
+from redpoll.store.errors import StoreUnavailable
 
 
 @pytest.fixture
@@ -64,7 +66,27 @@ async def test_unreadable_file_is_renamed_and_a_new_one_is_made(tmp_path, damage
         with sqlite3.connect(path) as connection:
             connection.execute("PRAGMA user_version = 99")
         connection.close()
-    charts = await Charts.open(path)
+    with capture_logs() as logged:
+        charts = await Charts.open(path)
     await charts.add([Point(120, "", 120, [1.0])])
     await charts.close()
     assert (tmp_path / "charts.sqlite.old").exists()
+    assert [line["kept"] for line in logged] == [f"{path}.old"]
+
+
+async def test_file_that_cant_be_opened_at_present_stays(tmp_path):
+    path = tmp_path / "charts.sqlite"
+    charts = await Charts.open(path)
+    await charts.add([Point(120, "", 120, [1.0])])
+    await charts.close()
+    # As on a full disk, there can be no -wal.
+    wal = tmp_path / "charts.sqlite-wal"
+    wal.mkdir()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="unable to open database file"):
+            await Charts.open(path)
+    wal.rmdir()
+    charts = await Charts.open(path)
+    assert len(await charts.points(120, "", 0)) == 1
+    await charts.close()
+    assert not (tmp_path / "charts.sqlite.old").exists()

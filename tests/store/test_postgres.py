@@ -32,11 +32,27 @@ def test_description_of_a_database_has_no_credentials():
     url = "postgresql://redpoll:secret@db1:5433,db2/records?sslmode=require&password=secret"
     assert described(url) == "PostgreSQL at db1:5433,db2/records"
     assert described("postgresql://redpoll:secret@/records?host=%2Frun%2Fpg") == "PostgreSQL at /run/pg/records"
+    assert described("postgresql://redpoll:12/secret@db1/records") == "PostgreSQL at db1/records"
 
 
 async def test_unreachable_database_is_unavailable(tmp_path):
     url = f"postgresql://redpoll:{PASSWORD}@/records?host={tmp_path}"
     with pytest.raises(StoreUnavailable, match="can't be reached") as caught:
+        await Store.open(url)
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [
+        (f"postgresql://redpoll:{PASSWORD}/more@db/records", {}),
+        ("postgresql://redpoll@127.0.0.1/records", {"PGPORT": PASSWORD}),
+    ],
+)
+async def test_values_that_the_driver_cant_read_are_an_error_of_the_settings(monkeypatch, url, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match="can't be used") as caught:
         await Store.open(url)
     assert PASSWORD not in "".join(traceback.format_exception(caught.value))
 

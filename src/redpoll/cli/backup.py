@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from redpoll.cli.common import fail, print_json, refuse
-from redpoll.cli.execute import refuse_unused_store
+from redpoll.cli.execute import import_store, refuse_unused_store
 from redpoll.cli.records_command import records_command
 from redpoll.config import config, data_files
 
@@ -86,6 +86,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     from redpoll.store.sqlite import finish_restore, restoring
 
     _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
+    import_store()
     database = _database(settings)
     # Not that of another restore.
     partial = database.with_name(f"{database.name}.{os.getpid()}.partial")
@@ -97,6 +98,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
                 _temporary(partial),
             ):
                 copy_database(file, partial)
+                _refuse_unusable(file, partial)
                 _raise_directory_version(partial)
                 os.replace(partial, restoring(database))
                 finish_restore(database)
@@ -117,6 +119,7 @@ def _restore_running(file: Path, partial: Path, database: Path, in_use: Exceptio
     server = socket_path(database.parent)
     with datafolder.as_owner(database.parent), _temporary(partial):
         copy_database(file, partial)
+        _refuse_unusable(file, partial)
         if _store_id(partial) != _store_id(database):
             fail(f"{in_use}, and {file} is a backup of another server, or of an older version: stop the server first")
         _raise_directory_version(partial)
@@ -135,6 +138,23 @@ def _restore_running(file: Path, partial: Path, database: Path, in_use: Exceptio
             if time.monotonic() > deadline:
                 fail(f"the server is not back after {_RESTORED_WITHIN_S:g} s; its log says why")
             time.sleep(0.05)
+
+
+def _refuse_unusable(file: Path, copy: Path) -> None:
+    """Exits with 1 if a newer redpoll has migrated the backup `file`, and this one couldn't open it. `copy` is a copy
+    of it. Raises sqlite3.Error."""
+    import sqlalchemy as sa
+
+    from redpoll.store.migrating import state_of, unusable
+
+    engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(copy), poolclass=sa.NullPool)
+    try:
+        with engine.connect() as connection:
+            schema = state_of(connection, str(file))
+    except sa.exc.SQLAlchemyError as error:
+        raise sqlite3.DatabaseError(f"{file} is no record store of redpoll") from error
+    if not schema.usable:
+        fail(f"nothing was restored: {unusable(schema)}")
 
 
 def _store_id(path: Path) -> str | None:

@@ -5,6 +5,7 @@ In a folder of another user, root acts as that user (datafolder.as_owner).
 
 import importlib
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def import_store() -> None:
 
 
 async def _run_here(settings: config.Settings, folder: Path, verb: str, args: dict[str, Any]) -> Any:
+    import structlog
+
     from redpoll.control.commands import commands
     from redpoll.control.commands.context import Context
     from redpoll.control.records.records import Records
@@ -102,6 +105,9 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
     from redpoll.store.errors import StoreError, StoreUnavailable
     from redpoll.store.store import Store, database_url
 
+    # Stdout has the answer only.
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     # The store contains secrets.
     os.umask(0o077)
     try:

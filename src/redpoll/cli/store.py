@@ -19,6 +19,7 @@ from redpoll.cli.common import fail, print_json, refuse
 from redpoll.cli.execute import import_store, refuse_unused_store
 from redpoll.cli.records_command import records_command
 from redpoll.config import config, data_files
+from redpoll.config.addresses import ADDRESS_FAULTS
 
 if TYPE_CHECKING:
     from redpoll.store.migrating import Schema
@@ -98,9 +99,12 @@ def copy(source: str, target: str, as_json: bool) -> None:
 
 
 def _fault(name: str, url: str) -> str | None:
-    if url.startswith((_SQLITE, "postgresql://", "postgres://")):
+    if url.startswith(_SQLITE):
         return None
-    return f"{name} must begin with sqlite: or postgresql://"
+    if not url.startswith(("postgresql://", "postgres://")):
+        return f"{name} must begin with sqlite: or postgresql://"
+    fault = ADDRESS_FAULTS["database_url"](url)
+    return f"{name} {fault}" if fault else None
 
 
 def _path(url: str) -> Path | None:

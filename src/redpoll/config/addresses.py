@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redpoll.config.redis_url import RedisUrl
 
-__all__ = ["ADDRESS_FAULTS", "checks_server"]
+__all__ = ["ADDRESS_FAULTS", "checks_server", "database_files"]
 
 
 def _http_url_fault(url: str) -> str | None:
@@ -53,13 +53,26 @@ def _database_url_fault(url: str) -> str | None:
         return "is not a URL; of several hosts, one in brackets must come first" if "[" in url else "is not a URL"
     if parts.scheme not in ("postgresql", "postgres"):
         return "must begin with postgresql://"
+    # With such a character in a password, the host begins within the password, and messages would quote the rest.
+    rest = parts.path if parts.path.strip("/") else f"{parts.query}{parts.fragment}"
+    if parts.netloc.count("@") > 1 or "@" in rest or "@" in parts.fragment:
+        return "has a special character that isn't escaped; write / as %2F, @ as %40, ? as %3F and # as %23"
     if not parts.path.strip("/"):
         return "names no database: postgresql://USER:PASSWORD@HOST/DATABASE"
-    places = [unquote(place) for place in parts.netloc.rpartition("@")[2].split(",")]
+    try:
+        query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        return "has parameters that aren't NAME=VALUE with & in between"
+    written = parts.netloc.rpartition("@")[2].split(",")
+    places = [unquote(place) for place in written]
     # Others are addresses in brackets and the paths of Unix sockets.
     names = [place.partition(":")[0] for place in places if not place.startswith(("[", "/", "@"))]
-    if any(map(_host_fault, names)):
+    if any(map(_host_fault, names)) or (len(places) > 1 and "" in places):
         return "has a host with a part that is empty or has more than 63 characters"
+    ports = [unquote(place.rpartition("]")[2].partition(":")[2]) for place in written]
+    ports += query.get("port", "").split(",")
+    if not all(not port or (port.isdecimal() and 0 < int(port) < 65536) for port in ports):
+        return "has a port that isn't a number from 1 to 65535; escape special characters of a password"
     if find_spec("asyncpg") is None:
         # Found at the start only, it would fail a restart after the old server has stopped.
         return "names PostgreSQL, and its driver is missing: pip install 'redpoll[postgres]'"
@@ -83,6 +96,15 @@ def checks_server(database_url: str) -> bool:
         return True
     hosts = [host for host in (query.get("host") or parts.netloc.rpartition("@")[2]).split(",") if host]
     return all(_is_local(host) for host in hosts)
+
+
+def database_files(database_url: str) -> dict[str, str]:
+    """The TLS files that a connection reads, by the URL's parameter."""
+    query = dict(parse_qsl(urlsplit(database_url).query))
+    mode = query.get("sslmode", "prefer")
+    checks = mode in ("require", "verify-ca", "verify-full")
+    used = (("sslrootcert", checks), ("sslcrl", checks), ("sslcert", mode != "disable"), ("sslkey", mode != "disable"))
+    return {name: query[name] for name, is_read in used if is_read and name in query}
 
 
 def _is_local(host: str) -> bool:

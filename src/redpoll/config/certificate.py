@@ -59,11 +59,14 @@ def _check(pair: bytes, cert: str, key: str) -> None:
         raise PairError({"key": f"{key!r} has a passphrase; use a key without one"}) from None
     except ssl.SSLError as error:
         raise PairError(_explained(pair, error, cert, key)) from error
+    except OSError as error:
+        text = f"{cert!r} can't be checked, because no temporary file can be written: {error.strerror}"
+        raise PairError({"cert": text}) from error
 
 
 def load_pem(context: ssl.SSLContext, pair: bytes) -> None:
     """Adds a key and its certificates to a context, from a temporary private file because Python only reads files.
-    Raises ssl.SSLError."""
+    Raises ssl.SSLError, or another OSError if the file can't be written."""
     with tempfile.NamedTemporaryFile(prefix="redpoll-") as file:
         file.write(pair)
         file.flush()

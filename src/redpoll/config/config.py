@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from redpoll.config import certificate, certificate_files, single_sign_on
-from redpoll.config.addresses import ADDRESS_FAULTS, checks_server
+from redpoll.config.addresses import ADDRESS_FAULTS, checks_server, database_files
 from redpoll.config.app_names import (
     APP_ID_RULE,
     APP_KEY_RULE,
@@ -123,6 +123,7 @@ def load(
     _check_tls(values, entries, faults, read_files)
     _check_authorities(values, entries, faults, read_files)
     _check_redis_certificate(values, entries, faults, read_files)
+    _check_database_files(values, entries, faults, read_files)
     if faults:
         raise ConfigError(faults)
     values["workers"] = values.get("workers") or math.ceil(usable_cpus())
@@ -304,19 +305,23 @@ def _check_authorities(
     """Checks the files of certificates that we trust."""
     for name in ("webhook_ca_file", "redis_ca_file", "tls_client_ca"):
         path = values.get(name)
-        if not path or not read_files:
-            continue
-        try:
-            import ssl
-        except ImportError:
-            faults.append(Fault(entries[name].path, certificate.NO_SSL))
-            continue
-        try:
-            ssl.create_default_context().load_verify_locations(cafile=path)
-        except ssl.SSLError:
-            faults.append(Fault(entries[name].path, f"{path} contains no PEM certificates"))
-        except OSError as error:
-            faults.append(Fault(entries[name].path, f"{path} can't be read: {error.strerror}"))
+        text = _authorities_fault(path) if path and read_files else None
+        if text:
+            faults.append(Fault(entries[name].path, text))
+
+
+def _authorities_fault(path: str) -> str | None:
+    try:
+        import ssl
+    except ImportError:
+        return certificate.NO_SSL
+    try:
+        ssl.create_default_context().load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        return f"{path} contains no PEM certificates"
+    except OSError as error:
+        return f"{path} can't be read: {error.strerror}"
+    return None
 
 
 def _check_redis_certificate(
@@ -334,6 +339,28 @@ def _check_redis_certificate(
         certificate.read_pair(values["redis_cert_file"], values["redis_key_file"])
     except certificate.PairError as error:
         faults.extend(Fault(entries[f"redis_{part}_file"].path, text) for part, text in error.faults.items())
+
+
+def _check_database_files(
+    values: dict[str, Any], entries: dict[str, _Entry], faults: list[Fault], read_files: bool
+) -> None:
+    """Checks the TLS files in `database_url`. A start would wait for PostgreSQL if one can't be read, because the
+    driver reports that like a server that is away."""
+    url = values.get("database_url")
+    if not url or not read_files or ADDRESS_FAULTS["database_url"](url):
+        return
+    for name, path in database_files(url).items():
+        text = _authorities_fault(path) if name == "sslrootcert" else _reading_fault(path)
+        if text:
+            faults.append(Fault(entries["database_url"].path, f"its {name} {text}"))
+
+
+def _reading_fault(path: str) -> str | None:
+    try:
+        with open(path, "rb"):
+            return None
+    except OSError as error:
+        return f"{path} can't be read: {error.strerror}"
 
 
 def _open_secrets(entries: Mapping[str, _Entry]) -> list[str]:

@@ -55,6 +55,9 @@ class LeaderWork:
     async def end_with_store(self) -> None:
         """Another node leads: stops at once, because that node does the same work again."""
         await self._webhooks.stop(0.0)
+        # Only the leader reads the outbox, so these figures would stay in /metrics.
+        self._outbox.waiting = self._outbox.leaves = 0
+        self._outbox.oldest_ms = None
 
     def _traced(self, row: Transition, delivery_id: str, endpoint_id: str) -> None:
         if self._tracer is not None and row.trace is not None:

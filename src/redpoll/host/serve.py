@@ -46,7 +46,10 @@ def serve(
     with contextlib.ExitStack() as stack:
         redis_binary = _lock_folder(settings, folder, stack)
         sockets = _open_sockets(settings, folder, stack)
-        run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
+        try:
+            run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
+        except OSError as error:
+            raise StartError(f"no temporary folder can be made: {error.strerror}") from error
         stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
         raise_file_limit()
         place = Place(folder, run_dir, redis_binary, command_of or child_command)

@@ -59,8 +59,10 @@ _MIGRATION_LOCK: Final = int.from_bytes(b"redpoll")
 def described(url: str) -> str:
     """Which database a URL names, without credentials: `PostgreSQL at db:5432/redpoll`."""
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2] or "".join(parse_qs(parts.query).get("host", ()))
-    return f"PostgreSQL at {unquote(host) or 'the default host'}{parts.path}"
+    # The last @, because a password may have a / that isn't escaped.
+    host, slash, database = f"{parts.netloc}{parts.path}".rpartition("@")[2].partition("/")
+    host = host or "".join(parse_qs(parts.query).get("host", ()))
+    return f"PostgreSQL at {unquote(host) or 'the default host'}{slash}{database}"
 
 
 class Postgres:
@@ -183,6 +185,10 @@ class Postgres:
             # ClientConfigurationError: the URL has an unknown or contradictory parameter.
             refused = getattr(error, "sqlstate", None) in _REFUSED_CODES or isinstance(error, ValueError)
             raise StoreUnavailable(f"{self.name} can't be reached: {error}", misconfigured=refused) from None
+        except (ValueError, OverflowError):
+            # asyncpg quotes a part of the URL, which may be one of the password.
+            text = f"{self.name} can't be used: its URL, or a variable such as PGPORT, has a value of the wrong form"
+            raise StoreUnavailable(text, misconfigured=True) from None
         return connection
 
     def _explain(self, context: ExceptionContext) -> StoreUnavailable | None:

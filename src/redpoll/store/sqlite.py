@@ -14,12 +14,15 @@ from weakref import WeakSet
 
 import aiosqlite
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from redpoll.store.errors import StoreUnavailable, reason_of
 
 __all__ = ["Sqlite", "finish_restore", "opened_or_new", "reason_of", "restoring"]
+
+log = structlog.get_logger(__name__)
 
 _File = TypeVar("_File")
 # Primary result codes of a file that can't be used at present.
@@ -169,11 +172,13 @@ class Sqlite:
 
 
 async def opened_or_new(path: Path, open_file: Callable[[], Awaitable[_File]]) -> _File:
-    """Opens a file that may be lost: one that can't be used is renamed to `.old`, and a new one is made. Raises OSError
-    or SQLAlchemyError if that fails too."""
+    """Opens a file that may be lost: one that is damaged or of another version is renamed to `.old`, and a new one is
+    made. Raises OSError or SQLAlchemyError if that fails too, and StoreUnavailable for a file that may be in order: on
+    a full disk, a new one could not be written either."""
     try:
         return await open_file()
-    except (sa.exc.DatabaseError, StoreUnavailable):
+    except sa.exc.DatabaseError as error:
+        log.warning("file not readable, a new one begins", file=str(path), kept=f"{path}.old", reason=reason_of(error))
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).rename(path.with_name(path.name + ".old" + suffix))

@@ -24,8 +24,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if include "redpoll.cluster" . }}{{ if or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}true{{ end }}{{ end }}
 {{- end }}
 
-{{/* Fails if `settings` or `secretSettings` has what the chart sets: pods would listen where no probe or Service finds
-them, or ignore the setting. */}}
+{{/* Fails if `settings` or `secretSettings` has what the chart sets, or an address that no probe or Service reaches, and if
+`existingSecret` is a Secret that the chart makes: Helm would take it over. */}}
 {{- define "redpoll.refused" -}}
 {{- $own := dict
   "port" "service.port is the port of the Service"
@@ -40,7 +40,12 @@ them, or ignore the setting. */}}
 {{- range $place := list "settings" "secretSettings" }}
 {{- range $name, $value := index $.Values $place }}
 {{- if hasKey $own $name }}{{ fail (printf "%s.%s is set by the chart: %s" $place $name (index $own $name)) }}{{ end }}
+{{- if and (has $name (list "host" "control_host")) (regexMatch "^(127\\..*|localhost|::1)$" (toString $value)) }}{{ fail (printf "%s.%s is a loopback address, which no probe or Service reaches: networkPolicy says who may connect" $place $name) }}{{ end }}
 {{- end }}
+{{- end }}
+{{- $name := include "redpoll.name" . }}
+{{- if or (and (include "redpoll.secrets" .) (eq .Values.existingSecret $name)) (and .Values.apps (eq .Values.existingSecret (printf "%s-apps" $name))) }}
+{{- fail (printf "existingSecret is %s, the name of a Secret of the chart: give yours another name" .Values.existingSecret) }}
 {{- end }}
 {{- end }}
 
