@@ -64,7 +64,7 @@ class Port(HttpServer):
         self.unread[stream] = then
 
     def forget_reader(self, stream):
-        del self.unread[stream]
+        self.unread.pop(stream, None)
 
 
 @pytest.fixture
@@ -132,6 +132,13 @@ def test_a_connection_that_is_lost_while_its_client_does_not_read_is_forgotten(p
     http.answered(0, OK)
     http.gone()
     assert (http.state, port.unread) == (State.ENDED, {})
+
+
+def test_one_whose_answer_waits_for_the_client_to_read_is_forgotten(port, http):
+    http.received(GET % 1)
+    port.when_read(http.stream, lambda: None)
+    http.gone()
+    assert port.unread == {}
 
 
 def test_an_idle_connection_ends_after_its_time_and_one_that_waits_for_an_answer_does_not(port, http):

@@ -123,11 +123,12 @@ class SilenceOfUser(TopicMessage, frozen=True):
 
 
 class UserSilent(TopicMessage, frozen=True):
-    """The answer to SilenceOfUser `id`: the seconds of the longest silence, None if all connections are alive. It comes
-    over `sys` as well, because a list in Redis would have to be polled."""
+    """The answer of `worker` to SilenceOfUser `id`: the seconds of the longest silence, None if all connections are
+    alive. It comes over `sys` as well, because a list in Redis would have to be polled."""
 
     id: str
     age_s: float | None
+    worker: str = ""
 
 
 def encode(message: TopicMessage) -> bytes:

@@ -12,6 +12,8 @@ from redpoll.cluster.redis.values import WorkerId
 __all__ = ["Stats"]
 
 _LIFETIME_S: Final = 15
+# A worker that hangs is killed after 30 s (cluster/membership/README.md "Dead workers").
+_MAX_HANG_S: Final = 35
 
 
 class Stats:
@@ -29,6 +31,13 @@ class Stats:
         """Queues the counters. The outcome doesn't matter, because the next ones follow in 5 s."""
         value = msgspec.json.encode((w, counters))
         self._link.call(b"SET", self._keys.stats(WorkerId.parse(w).process_name), value, b"EX", _LIFETIME_S)
+
+    async def silent_s(self, w: str, dead_s: float) -> float:
+        """For how long this worker, which doesn't answer or died within the last `dead_s`, may have sent its clients
+        nothing: since it last wrote. If that was too long ago, it may have hung until it was killed. Raises LinkDown or
+        hiredis.ReplyError."""
+        left_ms = await self._link.ask(b"PTTL", self._keys.stats(WorkerId.parse(w).process_name))
+        return _LIFETIME_S - left_ms / 1000 if left_ms >= 0 else dead_s + _MAX_HANG_S
 
     async def read(self, processes: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Counters by W, of those of these processes that wrote lately. Raises LinkDown or hiredis.ReplyError."""

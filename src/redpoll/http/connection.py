@@ -292,8 +292,8 @@ class HttpConnection(Generic[S]):
     def gone(self) -> None:
         """The connection is lost, or became a WebSocket."""
         self._idle.pop(self.stream, None)
-        if self.state is _UNREAD:
-            self._server.forget_reader(self.stream)
+        # Not only while UNREAD: the part that answers may wait for the client to read, too.
+        self._server.forget_reader(self.stream)
         self._forget()
 
     def _forget(self) -> None:

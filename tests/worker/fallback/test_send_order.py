@@ -11,16 +11,16 @@ def flat(ready):
 def test_requests_in_order_are_delivered_at_once():
     order = SendOrder(1)
     assert [flat(order.take(number, [str(number)])) for number in (2, 3, 4)] == [["2"], ["3"], ["4"]]
-    assert not order.waits
+    assert order.gap is None
 
 
 def test_overtaken_request_comes_first():
     order = SendOrder(1)
     assert order.take(4, ["4"]) == []
     assert order.take(3, ["3"]) == []
-    assert order.waits
+    assert order.gap == 1
     assert flat(order.take(2, ["2"])) == ["2", "3", "4"]
-    assert not order.waits
+    assert order.gap is None
 
 
 def test_numbers_of_streams_and_polls_are_no_gap():

@@ -1,11 +1,12 @@
 import asyncio
 import json
+import re
 
 import pytest
 import websockets
 
 from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
-from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
+from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS, Session, SessionState
 
 KEY = "278d425bdf160c739803"
 
@@ -74,6 +75,75 @@ async def test_messages_wait_for_earlier_ones_of_the_page(bench):
     await client.until("pusher:pong")
     assert await client.socket.send_raw(b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]', path=third) == 204
     await client.until("pusher:pong")
+
+
+async def test_gap_is_waited_for_as_long_as_each_before_it(bench, monkeypatch):
+    worker = await bench.start()
+    await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7")
+    (session,) = worker.fallback.sessions.by_name.values()
+    loop, timers, delivered = asyncio.get_running_loop(), [], []
+    call_later = loop.call_later
+
+    def record(delay, callback, *args):
+        if callback == session._gap_over:
+            timers.append(lambda: callback(*args))
+            return None
+        return call_later(delay, callback, *args)
+
+    monkeypatch.setattr(loop, "call_later", record)
+    monkeypatch.setattr(Session, "_deliver", lambda _, ready: delivered.extend(ready))
+    for number in (2, 1, 4):
+        session.bring(number, b'["%d"]' % number)
+    assert delivered == [["1"], ["2"]]
+    # The first gap is filled; its time doesn't count for the second one.
+    timers[0]()
+    session.bring(3, b'["3"]')
+    assert delivered[2:] == [["3"], ["4"]]
+    # A gap within those that wait, and one that stays.
+    for number in (6, 8, 5):
+        session.bring(number, b'["%d"]' % number)
+    timers[2]()
+    assert delivered[4:] == [["5"], ["6"]]
+    timers[3]()
+    assert delivered[6:] == [["8"]]
+    assert len(timers) == 4
+
+
+async def test_poll_that_comes_while_a_session_closes_gets_everything_in_order(bench):
+    """It got the newest messages, and the ones before them were lost."""
+
+    class Poll:
+        polls = True
+
+        def __init__(self) -> None:
+            self.text = b""
+            self.is_over = False
+
+        def begin(self) -> None:
+            pass
+
+        def write(self, lines) -> None:
+            self.text += lines.text
+
+        def end(self) -> None:
+            self.is_over = True
+
+    worker = await bench.start()
+    await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7")
+    (session,) = worker.fallback.sessions.by_name.values()
+    assert session.outlet is None
+    for n in range(10):
+        session.connection.send(b"\x81\x7f" + (50_000).to_bytes(8, "big") + b"m%02d" % n + b"x" * 49_997)
+    session.connection.shut(4200, "restarting")
+    async with asyncio.timeout(60):
+        while not session.tail:
+            # Each pass of the loop writes a part.
+            await asyncio.sleep(0)
+    assert session.state is SessionState.OPEN
+    poll = Poll()
+    session.attach(poll, None)
+    await bench.settled(worker, lambda: poll.is_over)
+    assert re.findall(rb"m\d\d|c\[\d+", poll.text) == [*(b"m%02d" % n for n in range(10)), b"c[4200"]
 
 
 async def test_message_that_is_no_protocol_is_answered_as_on_a_websocket(bench):

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from helpers.fallback_wire import FallbackClosed, FallbackSocket, ask
+from redpoll.cluster.membership.timings import Timings
 from redpoll.cluster.redis.keys import Keys
 from redpoll.worker.fallback.claims import RENEW_S
 from redpoll.worker.fallback.sessions import _due
@@ -74,6 +75,27 @@ async def test_client_that_leaves_while_redis_is_asked_gives_its_place_back(benc
             await fallback.close()
     assert len(worker.hub.open_connections) == 1
     await fallback.close()
+
+
+async def test_record_that_changed_while_a_client_waited_for_its_place_counts(bench):
+    """It shared the old one with all later sessions of the app in its worker."""
+    patient = Timings(admit_retry_s=20.0, max_admit_s=120.0)
+    full, worker = await bench.start(), await bench.start(timings=patient)
+    await bench.change(max_connections=1)
+    await bench.client(full)
+    limit = worker.registry.connection_limit
+    asking = asyncio.create_task(ask("127.0.0.1", worker.port, "POST", path()))
+    await bench.settled(worker, lambda: limit.refused)
+    await bench.change(max_connections=2, client_events=False)
+
+    def is_open() -> bool:
+        limit.retry()
+        return len(worker.hub.open_connections) == 1
+
+    await bench.settled(worker, is_open)
+    (connection,) = worker.hub.open_connections
+    assert connection.session.app == bench.app
+    assert (await asking).body.startswith(b"o\na[")
 
 
 async def test_drain_closes_sessions_with_4200(bench):

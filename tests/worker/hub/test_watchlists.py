@@ -210,6 +210,18 @@ class TestTheSwitch:
                 for name, users in groups(await watcher.next()).items():
                     seen.update(dict.fromkeys(users, name))
 
+    async def test_lists_that_may_be_turned_on_are_known_by_app_until_their_clients_close(self, bench):
+        """When one app turned them on, the lists of all apps were looked at."""
+        worker = await bench.start()
+        clients = [await bench.client(worker), await bench.client(worker, bench.other)]
+        for client, app in zip(clients, (bench.app, bench.other), strict=True):
+            await client.sign_in("w", app, watchlist=["7"])
+        users = worker.hub.users
+        assert {app_id: len(lists) for app_id, lists in users._wanted.items()} == {"1": 1, "2": 1}
+        for client in clients:
+            await client.socket.close()
+        await bench.settled(worker, lambda: not users._wanted)
+
     async def test_on_and_off_and_on_again_many_lists_are_right(self, bench):
         worker = await bench.start()
         clients = [await bench.client(worker) for _ in range(120)]

@@ -124,6 +124,9 @@ class Shared:
     def wait(self, connection, seconds):
         pass
 
+    def forget_reader(self, connection):
+        pass
+
     def later(self, call):
         call()
 

@@ -35,9 +35,13 @@ class Held:
         self.gone += 1
 
 
+class Server(HttpServer):
+    def forget_reader(self, stream: Stream) -> None: ...
+
+
 def held(flags: int = 0, **more) -> tuple[HoldingConnection, Stream, Held]:
     stream, waiting = Stream(), Held(**more)
-    http = HoldingConnection(HttpServer(FieldTable(FIELDS), ()), stream, "127.0.0.1", 0)
+    http = HoldingConnection(Server(FieldTable(FIELDS), ()), stream, "127.0.0.1", 0)
     http.hold(waiting, ParsedRequest(flags, b"POST", b"/app/k", (), (), b""))
     return http, stream, waiting
 

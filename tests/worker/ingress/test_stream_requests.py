@@ -40,6 +40,7 @@ def connection() -> Connection:
 
 
 def connection_of(**more) -> Connection:
+    more.setdefault("forget_reader", lambda stream: None)
     server = SimpleNamespace(table=None, idle={}, draining=False, reading_bytes=0, **more)
     return Connection(server, Stream(), "127.0.0.1", 0)
 

@@ -553,6 +553,28 @@ class TestLiveEventsWait:
         assert numbers(await client.events(6)) == [0, 1, 2, 3, 4, 5]
         await client.nothing_more()
 
+    async def test_those_from_before_a_subscribe_do_not_come(self, bench):
+        """A newcomer got all that waited for the replays of others, and a client that continued got it twice."""
+        worker = await bench.start()
+        await bench.keep("private-")
+        await bench.publish_numbers("private-a", range(2))
+        talker = await bench.client(worker, query=RECOVER)
+        since = position_of(await talker.subscribe("private-a", rewind={"count": 1}))
+        since["offset"] = (await talker.events(1))[0]["offset"]
+        withheld = Withheld(worker)
+        slow = await bench.client(worker)
+        await slow.subscribe("private-a", rewind={"count": 10})
+        await bench.settled(worker, lambda: withheld.waiting)
+        await talker.send("client-said", "2", channel="private-a")
+        readers = worker.hub.registry.local_channel("1", "private-a").audience.readers
+        await bench.settled(worker, lambda: readers.unstored)
+        for more in ({"recover": True}, {"recover": True, "since": since}):
+            client = await bench.client(worker)
+            await client.subscribe("private-a", **more)
+            await client.nothing_more()
+        withheld.go_on()
+        assert numbers(await slow.events(3)) == [0, 1, 2]
+
     async def test_a_client_that_leaves_or_closes_during_its_replay_leaves_nothing(self, bench):
         worker = await bench.start()
         await bench.keep()

@@ -172,6 +172,25 @@ class TestSignedInUsers:
             await again.nothing_more()
             assert len(one.hub.open_connections) == 1
 
+    @pytest.mark.parametrize("as_member", [False, True])
+    async def test_a_worker_that_was_killed_and_is_still_listed_counts(self, resuming, client_of_redis, as_member):
+        worker = await resuming.start()
+        worker.hub.user_resume.timings = ResumeTimings(answers_s=0.01)
+        channel = "presence-p" if as_member else "news"
+        await resuming.publish_numbers(channel, range(3))
+        if as_member:
+            await client_of_redis.hset(Keys().members("1", channel), "7", "ffffffffffff.1.0\n")
+        else:
+            await client_of_redis.hset(Keys().counts("1", "%u:7"), "ffffffffffff.1.0", 1)
+        client = await resuming.client(worker)
+        if as_member:
+            await client.subscribe(channel, {"user_id": "7"})
+        else:
+            await client.sign_in("7")
+            await client.subscribe(channel)
+        assert numbers(await client.events(3)) == [0, 1, 2]
+        await client.nothing_more()
+
     async def test_another_open_tab_does_not_count(self, resuming):
         # A busy machine must not make an open tab look silent.
         one, other = await two_workers(resuming, ResumeTimings(answers_s=20.0, pong_s=10.0))

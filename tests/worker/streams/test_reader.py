@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,12 @@ from helpers.leading import command
 from helpers.reading import EVENTS, Reading, Stream, keep, read_token
 from helpers.server import Server
 from helpers.wire import Api, connect_patiently
+from redpoll.http.reader import ParsedRequest
+from redpoll.protocol.apps import App
+from redpoll.protocol.errors import ApiError
+from redpoll.worker.hub.admission import Admission
+from redpoll.worker.streams.asked import asked_of
+from redpoll.worker.streams.reader import Reader, ReaderState
 
 REVOKED = "access was revoked"
 CHANNELS = iter(f"kept-{n}" for n in range(10_000))
@@ -102,6 +109,19 @@ async def test_empty_history_has_a_position_from_which_nothing_is_missed(reading
     assert (await reading.ask(channel, "HEAD")).next == empty.next
     await publish(api, channel, "1")
     assert (await reading.ask(channel, offset=empty.next)).data == ["1"]
+
+
+async def test_history_without_a_message_does_not_expire_while_clients_come_again(server, reading, channel):
+    empty = await reading.ask(channel)
+    with server.redis() as redis:
+        (key,) = [key for key in redis.keys("*:hm:*") if key.endswith(channel.encode())]
+        for live in ({}, {"live": "long-poll"}):
+            redis.expire(key, 100)
+            poll = asyncio.create_task(reading.ask(channel, offset=empty.next, **live))
+            async with asyncio.timeout(60):
+                while redis.ttl(key) <= 100:
+                    await asyncio.sleep(0.01)
+            poll.cancel()
 
 
 async def test_head_and_now_name_the_end(reading, api, channel):
@@ -205,6 +225,18 @@ async def test_event_source_gets_names_data_and_ids(reading, api, channel):
         assert (second.name, (await stream.next()).name) == ("second", "third")
     async with reading.stream(channel, headers={**EVENTS, "Last-Event-ID": second.id}, offset="now") as stream:
         assert (await stream.next()).name == "third"
+
+
+async def test_event_source_from_now_on_continues_where_it_was_before_its_first_event(reading, api, channel):
+    await publish(api, channel, "before")
+    async with reading.request(channel, headers=EVENTS, offset="now") as response:
+        lines = [await asyncio.wait_for(response.content.readline(), 60) for _ in range(4)]
+    # An event without data is none to the page.
+    assert [line.partition(b":")[0] for line in lines] == [b"retry", b"\n", b"id", b"\n"]
+    last_id = lines[2].decode().removeprefix("id: ").strip()
+    await publish(api, channel, "missed")
+    async with reading.stream(channel, headers={**EVENTS, "Last-Event-ID": last_id}, offset="now") as stream:
+        assert (await stream.next()).data == "missed"
 
 
 async def test_end_is_told_to_all_readers_and_refuses_further_events(reading, api, channel):
@@ -482,3 +514,21 @@ async def test_readers_of_an_app_end_that_is_disabled_or_deleted(server, channel
             assert await stream.rest() == []
             for answer in (await poll, await reading.ask(channel)):
                 assert answer.status == last.json["status"]
+
+
+async def test_reader_that_ends_while_it_waits_for_a_place_waits_for_none():
+    """Its place went to the next request of its connection, and was counted for ever."""
+    joins, cancelled, answers = [], [], []
+    limit = SimpleNamespace(admit=joins.append, cancel=cancelled.append)
+    admission = Admission(SimpleNamespace(connection_limit=limit))
+    addresses = SimpleNamespace(leave=lambda slot: None)
+    owner = SimpleNamespace(admission=admission, addresses=addresses, left=lambda reader: None)
+    peer = SimpleNamespace(stream=object(), reply=answers.append)
+    asked = asked_of(ParsedRequest(0, b"GET", b"/apps/1/channels/news/stream", [], [], b""))
+    assert asked is not None
+    reader = Reader(owner, peer, asked)
+    reader.state = ReaderState.ADMITTING
+    admission.ask(peer.stream, App(id="1", name="a", keys=()), reader._admitted)
+    reader.end(ApiError("unauthorized", REVOKED))
+    assert answers[0].startswith(b"HTTP/1.1 401 ")
+    assert (cancelled, len(admission)) == (joins, 0)

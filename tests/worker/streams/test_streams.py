@@ -11,7 +11,9 @@ from helpers.server import Server
 from helpers.wire import Api
 from redpoll._fanout import Flusher
 from redpoll.cli import main
+from redpoll.cluster.envelopes import event_envelope
 from redpoll.cluster.lifecycle import Life, Lifecycle
+from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import Grant, RevokedGrants
 from redpoll.protocol.streams import Live
@@ -134,7 +136,9 @@ class Table:
         self.life = Life()
         self.ready = True
         self.waits: list[float] = []
-        registry = SimpleNamespace(history=None, listening=self.listening)
+        self.begun: list[str] = []
+        history = SimpleNamespace(begin=lambda app, channel, rule, done: self.begun.append(channel))
+        registry = SimpleNamespace(history=history, listening=self.listening)
         self.grants = RevokedGrants(lambda: 1_000.0)
         hub = SimpleNamespace(
             registry=registry,
@@ -143,7 +147,8 @@ class Table:
             sent=lambda *sent: None,
             revoked_grants=self.grants,
         )
-        self.streams = Streams(hub, {}, None, self.life, lambda: self.ready, named_by_proxy=False)
+        self.apps: dict[str, App] = {}
+        self.streams = Streams(hub, self.apps, None, self.life, lambda: self.ready, named_by_proxy=False)
         self.streams.serve_by(lambda stream, then: None, lambda stream, seconds: self.waits.append(seconds))
 
 
@@ -259,3 +264,50 @@ async def test_readers_of_a_cleared_channel_end_one_after_the_other(table, wait_
         tail.join(reader, "e", 5, None)
     tail.pushed(b"x f")
     await wait_until(lambda: all(reader.ends == ["dismissed"] for reader in readers))
+
+
+async def test_history_is_begun_again_while_clients_wait_for_its_first_message(table, wait_until, monkeypatch):
+    """It expired after five minutes, and its first message ended all readers."""
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    monkeypatch.setattr(module, "_BEGIN_AGAIN_TICKS", 1)
+    rule = HistoryRule(id="0a0b0c", name="", prefix=True, keep=10, seconds=60)
+    table.apps["1"] = App(id="1", name="a", keys=(), history=(rule,))
+    tail = table.streams.tail_of("1", "c")
+    tail.subscribed()
+    reader = Client(Live.LONG_POLL)
+    tail.readers[reader] = None
+    tail.join(reader, "e", 5, None)
+    await wait_until(lambda: table.streams._ticks > 3)
+    # As far as the tail knows, something was published.
+    assert table.begun == []
+    table.streams.unpublished("1", "c", ("e", 5))
+    assert table.begun == ["c"]
+    await wait_until(lambda: len(table.begun) > 3)
+    reader.answer_poll = lambda batch: None
+    tail.pushed(event_envelope("n", "1", offset=6, prev=5))
+    begun, ticks = len(table.begun), table.streams._ticks
+    await wait_until(lambda: table.streams._ticks > ticks + 3)
+    assert len(table.begun) == begun
+
+
+async def test_tails_are_looked_at_in_slices(table, wait_until, monkeypatch):
+    """Other clients waited until all tails had written their keep-alives."""
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    monkeypatch.setattr(module, "_KEEP_ALIVE_TICKS", 1)
+    clock = iter(range(1_000_000))
+    table.streams._looks.clock = lambda: next(clock)
+    looks: list[int] = []
+    passes = 0
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    for n in range(20):
+        tail = table.streams.tail_of("1", f"c{n}")
+        tail.readers[Client()] = None
+        tail.keep_alive = lambda: looks.append(passes)
+    asyncio.get_running_loop().call_soon(count)
+    await wait_until(lambda: len(looks) >= 20)
+    assert len(set(looks[:20])) == 20

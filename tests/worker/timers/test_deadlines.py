@@ -57,6 +57,9 @@ class Site:
     def check(self, tick):
         """As Backpressure, which this is for the janitor."""
 
+    def closing(self, connection):
+        """The same."""
+
     def pass_ticks(self, count):
         for _ in range(count):
             self.janitor.advance()
@@ -172,3 +175,58 @@ class TestSignIn:
         later = Peer(site)
         site.pass_ticks(13)
         assert later.closed == (4009, 13)
+
+
+class Answered(Timed):
+    """An HTTP connection that closes after its last answer."""
+
+    state = _engine.CLOSING
+
+    def __init__(self, site, unsent_bytes):
+        self.unsent_bytes = unsent_bytes
+        self.cut_at = None
+        self._janitor = site.janitor
+        site.janitor.http_closing(self)
+
+    def abort(self):
+        self.cut_at = self._janitor.tick - 1
+        self._janitor.departed(self)
+
+
+class TestLastAnswers:
+    """In ticks: what has no progress is cut after 20."""
+
+    async def test_a_client_that_reads_on_gets_all_of_it(self):
+        site = Site()
+        client = Answered(site, 8_000_000)
+        while client.unsent_bytes:
+            site.pass_ticks(15)
+            client.unsent_bytes -= 1_000_000
+        assert client.cut_at is None
+        # Then its end is waited for as for any other.
+        site.pass_ticks(40)
+        assert client.cut_at == 160
+
+    @pytest.mark.parametrize("unsent_bytes", [0, 8_000_000])
+    async def test_one_that_reads_nothing_is_cut_after_the_time_to_close(self, unsent_bytes):
+        site = Site()
+        client = Answered(site, unsent_bytes)
+        site.pass_ticks(60)
+        assert client.cut_at == 20
+
+    async def test_one_that_stops_reading_is_cut(self):
+        site = Site()
+        client = Answered(site, 8_000_000)
+        site.pass_ticks(10)
+        client.unsent_bytes = 7_000_000
+        site.pass_ticks(100)
+        assert client.cut_at == 40
+
+    async def test_one_that_reads_hardly_anything_is_cut_after_a_minute(self):
+        site = Site()
+        client = Answered(site, 8_000_000)
+        for _ in range(400):
+            site.pass_ticks(1)
+            client.unsent_bytes -= 1
+        assert client.cut_at == 240
+        assert not site.janitor._last_answers

@@ -15,10 +15,19 @@ from typing import Any, Final
 import hiredis
 import structlog
 
-from redpoll.cluster.directory import read_app
-from redpoll.cluster.membership.hold_call import CHANNEL, PRESENCE, REAPER_GEN, Flag, HoldCall, encode, hook_flags
+from redpoll.cluster.membership.apps_of_dead import AppsOfDead
+from redpoll.cluster.membership.hold_call import (
+    CHANNEL,
+    PRESENCE,
+    REAPER_GEN,
+    SIGNED_IN,
+    Flag,
+    HoldCall,
+    encode,
+    hook_flags,
+)
 from redpoll.cluster.nodes import KnownNode, Unchanged
-from redpoll.cluster.redis.keys import SHARDS, Keys
+from redpoll.cluster.redis.keys import SHARDS, Keys, user_pseudo
 from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import BURY, FENCE, FORGET_NODE, HOLD, STALE, WRITE
 from redpoll.cluster.redis.values import MemberEntry, WorkerId
@@ -251,7 +260,7 @@ class Reaper:
             async with asyncio.timeout(self._unanswered_s):
                 beats = await self._link.ask(b"HGETALL", self._keys.beat)
         except TimeoutError:
-            self._link.drop(f"a read of the beats was unanswered for {self._unanswered_s:g} s")
+            self._link.drop_connection(0, f"a read of the beats was unanswered for {self._unanswered_s:g} s")
             raise LinkDown(sent=True) from None
         unknown = {w for w in beats if _WORKER(w) is None}
         for w in unknown - self._unknown:
@@ -276,23 +285,22 @@ class Reaper:
     async def reap(self, w: str) -> None:
         """Removes one worker completely. Raises LinkDown or hiredis.ReplyError; can be repeated."""
         began = self._clock()
-        # Whether an app has subscription_count turned on; read once per reap.
-        counting: dict[str, bool] = {}
+        apps = AppsOfDead(self._link, self._keys, w)
         await self._link.execute(WRITE, (self._keys.beat,), (b"HSET", w, _FENCED_BEAT))
         fenced = await asyncio.gather(*(self._link.execute(FENCE, (self._keys.worker(at, w),)) for at in range(SHARDS)))
         for at, left in enumerate(fenced):
             if left:
-                await self._empty(at, w, counting)
-        await asyncio.gather(*(self._bury(at, w, counting) for at in range(SHARDS)))
+                await self._empty(at, w, apps)
+        await asyncio.gather(*(self._bury(at, w, apps) for at in range(SHARDS)))
         await self._link.ask(b"HDEL", self._keys.beat, w)
         self.reaped += 1
         log.info("worker reaped", w=w, channels=sum(fenced), took_s=round(self._clock() - began, 3))
 
-    async def _bury(self, at: int, w: str, counting: dict[str, bool]) -> None:
+    async def _bury(self, at: int, w: str, apps: AppsOfDead) -> None:
         while not await self._link.execute(BURY, (self._keys.worker(at, w),)):
-            await self._empty(at, w, counting)
+            await self._empty(at, w, apps)
 
-    async def _empty(self, at: int, w: str, counting: dict[str, bool]) -> None:
+    async def _empty(self, at: int, w: str, apps: AppsOfDead) -> None:
         # Removes everything that the worker holds in one shard.
         key = self._keys.worker(at, w)
         # Each channel is released in the shard where it was found. It is another one than ours if an earlier record
@@ -306,43 +314,43 @@ class Reaper:
                 for field, value in zip(flat[::2], flat[1::2], strict=True)
                 if field != b"gen"
             ]
-            await self._release(keys, w, fields, counting)
+            await self._release(keys, w, fields, apps)
             if int(cursor) == 0:
                 return
 
-    async def _release(self, keys: Keys, w: str, fields: Sequence[tuple[str, str]], counting: dict[str, bool]) -> None:
+    async def _release(self, keys: Keys, w: str, fields: Sequence[tuple[str, str]], apps: AppsOfDead) -> None:
         # Fields are `app:channel`, each with its kind.
-        for app_id in {field.partition(":")[0] for field, kind in fields if kind == CHANNEL}:
-            if app_id not in counting:
-                app = await read_app(self._link, self._keys, app_id)
-                counting[app_id] = app is not None and app.subscription_count
+        for app_id in {field.partition(":")[0] for field, _ in fields}:
+            await apps.read(app_id)
         members = [field for field, kind in fields if kind == PRESENCE]
         if len(members) < len(fields):
             # By callbacks: with a task and a future for each channel, control would spend five times as long.
             released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             async with self._releasing:
                 pairs = iter([pair for pair in fields if pair[1] != PRESENCE])
-                _Pump(pairs, partial(self._send, keys, w, counting), released)
+                _Pump(pairs, partial(self._send, keys, w, apps), released)
                 await released
         rest = iter(members)
-        await asyncio.gather(*(self._release_members(keys, w, rest) for _ in range(min(_MAX_IN_FLIGHT, len(members)))))
+        await asyncio.gather(*(self._release_members(keys, w, rest, apps) for _ in members[:_MAX_IN_FLIGHT]))
 
-    def _send(self, keys: Keys, w: str, counting: dict[str, bool], field: str, kind: str, done: Done) -> None:
+    def _send(self, keys: Keys, w: str, apps: AppsOfDead, field: str, kind: str, done: Done) -> None:
         app_id, _, channel = field.partition(":")
-        counts = kind == CHANNEL and counting[app_id]
+        if kind == SIGNED_IN:
+            apps.user_leaves(app_id, channel.removeprefix(user_pseudo("")))
+        counts = kind == CHANNEL and apps.counts(app_id)
         names, args = self._call(keys, w, app_id, channel, kind, Flag.COUNT if counts else "", ())
         self._link.run(HOLD, names, args, done)
 
-    async def _release_members(self, keys: Keys, w: str, fields: Iterator[str]) -> None:
+    async def _release_members(self, keys: Keys, w: str, fields: Iterator[str], apps: AppsOfDead) -> None:
         for field in fields:
             app_id, _, channel = field.partition(":")
             users = await self._users(keys, w, app_id, channel)
             # Until the last users are removed the worker's count stays at least 1: if this reap is interrupted, the
             # next one finds the users by way of the count.
             while len(users) > _MAX_GONE:
-                await self._hold(keys, w, app_id, channel, Flag.USERS_REMAIN, users[:_MAX_GONE])
+                await self._hold(keys, w, app_id, channel, Flag.USERS_REMAIN, users[:_MAX_GONE], apps)
                 users = users[_MAX_GONE:]
-            await self._hold(keys, w, app_id, channel, "", users)
+            await self._hold(keys, w, app_id, channel, "", users, apps)
 
     async def _users(self, keys: Keys, w: str, app_id: str, channel: str) -> list[str]:
         # The users of a presence channel whom Redis lists under the worker's name.
@@ -358,9 +366,13 @@ class Reaper:
             if int(cursor) == 0:
                 return list(users)
 
-    async def _hold(self, keys: Keys, w: str, app_id: str, channel: str, flags: str, gone: Sequence[str]) -> None:
+    async def _hold(
+        self, keys: Keys, w: str, app_id: str, channel: str, flags: str, gone: Sequence[str], apps: AppsOfDead
+    ) -> None:
         names, args = self._call(keys, w, app_id, channel, PRESENCE, flags, gone)
         async with self._in_flight:
+            for user in gone:
+                apps.user_leaves(app_id, user)
             _check(await self._link.execute(HOLD, names, args))
 
     def _call(

@@ -35,9 +35,9 @@ class SendOrder:
         self._done: deque[int] = deque(maxlen=_MAX_DONE)
 
     @property
-    def waits(self) -> bool:
-        """Messages wait for a gap."""
-        return self._bytes > 0
+    def gap(self) -> int | None:
+        """The number before the gap for which messages wait; None: none wait."""
+        return self.last if self._bytes else None
 
     def note(self, number: int) -> list[Messages]:
         """A request without messages has this number. Returns what may be delivered now."""

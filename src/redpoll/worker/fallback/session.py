@@ -181,7 +181,9 @@ class Session(asyncio.Transport):
         if number is not None and number > self.number:
             self.number = number
             if self._order is not None:
+                before = self._order.gap
                 self._deliver(self._order.note(number))
+                self._wait_for_gap(before)
 
     def left(self, outlet: Outlet) -> None:
         """The client of a stream or poll has gone. pusher-js doesn't come back, unless it was to open the stream
@@ -197,8 +199,10 @@ class Session(asyncio.Transport):
         messages = _messages_of(body)
         if self._order is None:
             self._order = SendOrder(self.number)
+        before = self._order.gap
         if not messages and number is not None:
             self._deliver(self._order.note(number))
+            self._wait_for_gap(before)
         if messages is None:
             # As a message that is no JSON: pusher-js doesn't look at the status.
             if self.connection.state == CONNECTION_OPEN:
@@ -210,14 +214,18 @@ class Session(asyncio.Transport):
         if len(self._held) >= _MAX_MESSAGES:
             self._has_refused = True
             return 503
-        waited = self._order.waits
         self._deliver(self._order.take(number, messages))
-        if self._order.waits and not waited:
-            asyncio.get_running_loop().call_later(_GAP_S, self._gap_over)
+        self._wait_for_gap(before)
         return 204
 
-    def _gap_over(self) -> None:
-        if self._order is not None and self.state is SessionState.OPEN:
+    def _wait_for_gap(self, before: int | None) -> None:
+        """A request was taken, which may have ended the session. Until then messages waited for the gap `before`."""
+        gap = None if self._order is None else self._order.gap
+        if gap is not None and gap != before:
+            asyncio.get_running_loop().call_later(_GAP_S, self._gap_over, gap)
+
+    def _gap_over(self, gap: int) -> None:
+        if self._order is not None and self._order.gap == gap and self.state is SessionState.OPEN:
             self._deliver(self._order.give_up())
 
     def _deliver(self, ready: list[Messages]) -> None:
@@ -252,7 +260,8 @@ class Session(asyncio.Transport):
 
     def _write(self, lines: Lines) -> None:
         outlet = self.outlet
-        if outlet is None:
+        if outlet is None or self.tail:
+            # Not before what came earlier, which a poll gets when all is here.
             self.tail.append(lines)
             return
         outlet.write(lines)

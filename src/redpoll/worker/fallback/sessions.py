@@ -139,6 +139,8 @@ class Sessions:
             if isinstance(outcome, Refusal):
                 self.gate.hub.admission.give_back(opening.app.id)
                 refusal = outcome
+            else:
+                opening = opening._replace(app=outcome)
         if refusal is not None:
             self._give_up(opening, refusal, session)
         else:

@@ -39,8 +39,8 @@ class Users:
         self._flusher = flusher
         # An audience adds and discards in O(1) and takes less than half of a set's memory.
         self._connections: dict[tuple[str, str], Audience] = {}
-        # The watchlists that clients asked for, in apps without watchlists too: an operator may turn them on.
-        self._wanted: dict[Connection, tuple[str, ...]] = {}
+        # The watchlists that clients asked for, by app; in apps without watchlists too: an operator may turn them on.
+        self._wanted: dict[str, dict[Connection, tuple[str, ...]]] = {}
         self._to_switch: deque[Connection] = deque()
 
     def __len__(self) -> int:
@@ -56,9 +56,9 @@ class Users:
         if audience.add(connection):
             self._registry.signed_in.sign_in(app, user_id)
         if watchlist:
-            self._wanted[connection] = watchlist
+            self._wanted.setdefault(app.id, {})[connection] = watchlist
         else:
-            self._wanted.pop(connection, None)
+            self._forget_wanted(connection)
         if app.watchlist:
             self.watchlists.replace(connection, app.id, watchlist)
 
@@ -67,7 +67,7 @@ class Users:
         user_id = connection.session.user_id
         if user_id is None:
             return
-        self._wanted.pop(connection, None)
+        self._forget_wanted(connection)
         self.watchlists.drop(connection)
         key = (connection.session.app.id, user_id)
         audience = self._connections.get(key)
@@ -76,12 +76,20 @@ class Users:
                 del self._connections[key]
             self._registry.signed_in.sign_out(*key)
 
+    def _forget_wanted(self, connection: Connection) -> None:
+        app_id = connection.session.app.id
+        wanted = self._wanted.get(app_id)
+        if wanted is not None:
+            wanted.pop(connection, None)
+            if not wanted:
+                del self._wanted[app_id]
+
     def app_changed(self, old: App, new: App) -> None:
         """The app's record changed. If watchlists were turned on or off, open connections follow."""
         if old.watchlist is new.watchlist:
             return
         idle = not self._to_switch
-        self._to_switch.extend(connection for connection in self._wanted if connection.session.app.id == new.id)
+        self._to_switch.extend(self._wanted.get(new.id, ()))
         if idle and self._to_switch:
             self._switch_some()
 
@@ -89,9 +97,9 @@ class Users:
         for _ in range(min(_LISTS_A_SLICE, len(self._to_switch))):
             connection = self._to_switch.popleft()
             # The connection may have closed, or the setting changed again.
-            wanted = self._wanted.get(connection)
+            app = connection.session.app
+            wanted = self._wanted.get(app.id, {}).get(connection)
             if wanted is not None:
-                app = connection.session.app
                 self.watchlists.replace(connection, app.id, wanted if app.watchlist else ())
         if self._to_switch:
             asyncio.get_running_loop().call_soon(self._switch_some)

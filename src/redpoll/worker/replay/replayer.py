@@ -96,6 +96,10 @@ class Replayer:
         now = asyncio.get_running_loop().time()
         replay = Replay(local_channel, connection, now, kind, Answer(success, total))
         replay.cached = cached
+        channel: Channel = local_channel.audience
+        if channel.readers is not None:
+            # Those that wait for other replays were sent before this subscribe.
+            replay.next_unstored = len(channel.readers.unstored)
         if local_channel.history is None:
             self._attach_live(replay, recovered=False)
         elif rewind is not None and rewind.epoch is not None:
@@ -156,7 +160,6 @@ class Replayer:
     def _open(self, replay: Replay) -> None:
         channel: Channel = replay.local_channel.audience
         readers = channel.make_readers()
-        replay.next_unstored = len(readers.unstored)
         readers.replays[replay.connection] = replay
         self.begun += 1
 

@@ -1,8 +1,9 @@
 """User resume: a user who comes back within the app's `user_resume_s` gets the missed messages without asking.
 
 It serves clients that know nothing of offsets, by their user: signed in, or member of a presence channel. When a
-user's connection closes, the worker writes to Redis when the last bytes came from it. Clients are often back before
-the old connection's death is noticed, so the workers that hold other connections of the user are asked as well.
+user's connection closes, the worker writes to Redis when the last bytes came from it; for a dead worker, the reaper
+does. Clients are often back before the old connection's death is noticed, so the workers that hold other connections of
+the user are asked as well.
 Delivery is at least once: messages from just before the break may come again. Clients that recover by offset don't
 need this.
 """
@@ -24,6 +25,7 @@ from redpoll.cluster.questions import SilenceOfUser, UserSilent, publication
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.values import MemberEntry
+from redpoll.cluster.stats import Stats
 from redpoll.protocol.apps import App
 from redpoll.worker.replay.attached_offsets import AttachedOffsets
 from redpoll.worker.replay.returned import Returned
@@ -66,19 +68,20 @@ class ResumeTimings:
 
 
 class _Question:
-    """A question to other workers. `ages` are the answers so far: seconds of silence, None for no silent connection."""
+    """A question to other workers. `ages` are the answers so far: seconds of silence, None for no silent connection.
+    `missing`: the workers that haven't answered."""
 
     __slots__ = ("ages", "complete", "missing")
 
-    def __init__(self, workers: int) -> None:
-        self.missing = workers
+    def __init__(self, workers: Iterable[str]) -> None:
+        self.missing = set(workers)
         self.ages: list[float | None] = []
         self.complete = asyncio.Event()
 
-    def add(self, age_s: float | None) -> None:
+    def add(self, worker: str, age_s: float | None) -> None:
         self.ages.append(age_s)
-        self.missing -= 1
-        if self.missing == 0:
+        self.missing.discard(worker)
+        if not self.missing:
             self.complete.set()
 
 
@@ -102,6 +105,7 @@ class UserResume:
         self._registry = registry
         self._link = link
         self._keys = keys
+        self._stats = Stats(link, keys)
         self._janitor = janitor
         # Connections by app and user, users by connection, and what is known of their return.
         # The connections of a user are in order of arrival; a dict, because one user may have very many.
@@ -208,7 +212,7 @@ class UserResume:
         """A worker answers over `sys`, this worker or another one that asked."""
         question = self._questions.get(message.id)
         if question is not None:
-            question.add(message.age_s)
+            question.add(message.worker, message.age_s)
 
     async def finish(self, timeout_s: float = 1.0) -> None:
         """The worker ends. Its clients connect elsewhere at once, so wait until Redis has all points."""
@@ -296,12 +300,13 @@ class UserResume:
         app, keys, link = connection.session.app, self._keys, self._link
         written_key = keys.resumed(app.id, user)
         members = keys.members(app.id, channel) if channel is not None else None
-        now, written, ttl_ms, holders, member = await asyncio.gather(
+        # The holders first: the reaper writes the point, and then removes the dead worker from them.
+        now, holders, member, written, ttl_ms = await asyncio.gather(
             link.ask(b"TIME"),
-            link.ask(b"GET", written_key),
-            link.ask(b"PTTL", written_key),
             link.ask(b"HKEYS", keys.counts(app.id, f"%u:{user}")),
             link.ask(b"HGET", members, user) if members is not None else _no_reply(),
+            link.ask(b"GET", written_key),
+            link.ask(b"PTTL", written_key),
         )
         loop = asyncio.get_running_loop()
         now_us = int(now[0]) * 1_000_000 + int(now[1])
@@ -313,7 +318,7 @@ class UserResume:
         names = (*holders, *MemberEntry.parse(member or b"").holders)
         workers = {name.decode() for name in names} - {self._registry.worker_id}
         others = self._latest(app.id, user, but=connection)
-        ages = await asyncio.gather(self._silence(others), self._ask(app.id, user, sorted(workers)))
+        ages = await asyncio.gather(self._silence(others), self._ask(app, user, sorted(workers)))
         for age_s in ages:
             if age_s is not None:
                 points.append(now_us - round((age_s + self.timings.in_flight_s) * 1_000_000))
@@ -326,14 +331,14 @@ class UserResume:
         silent = await self._janitor.ping(connections, _PING, self.timings.pong_s)
         return max(map(self._age_s, silent), default=None)
 
-    async def _ask(self, app_id: str, user: str, workers: list[str]) -> float | None:
+    async def _ask(self, app: App, user: str, workers: list[str]) -> float | None:
         """The longest silence of the user's connections on these workers, None if none is silent."""
         if not workers:
             return None
         id_ = token_hex(8)
-        question = self._questions[id_] = _Question(len(workers))
+        question = self._questions[id_] = _Question(workers)
         try:
-            await self._link.ask(*publication(self._keys, SilenceOfUser(id_, app_id, user, workers)))
+            await self._link.ask(*publication(self._keys, SilenceOfUser(id_, app.id, user, workers)))
             async with asyncio.timeout(self.timings.answers_s):
                 await question.complete.wait()
         except TimeoutError:
@@ -341,11 +346,13 @@ class UserResume:
             pass
         finally:
             del self._questions[id_]
-        return max((age_s for age_s in question.ages if age_s is not None), default=None)
+        silences = (self._stats.silent_s(w, app.user_resume_s) for w in question.missing)
+        ages = (*question.ages, *await asyncio.gather(*silences))
+        return max((age_s for age_s in ages if age_s is not None), default=None)
 
     async def _answer(self, message: SilenceOfUser) -> None:
         age_s = await self._silence(self._latest(message.app, message.user))
-        self._link.call(*publication(self._keys, UserSilent(message.id, age_s)))
+        self._link.call(*publication(self._keys, UserSilent(message.id, age_s, self._registry.worker_id)))
 
     def _replay_attached(self, connection: Connection, point: int) -> None:
         """Replay the channels that the connection subscribed to before its user was known."""

@@ -79,7 +79,8 @@ class Form(NamedTuple):
         return self._chunk(_RETRY) if self.live is Live.EVENT_SOURCE else b""
 
     def written(self, batch: Batch, now_s: float) -> bytes:
-        """A batch at Unix time `now_s`. It may be empty: then a `control` event tells the position."""
+        """A batch at Unix time `now_s`. It may be empty: then a `control` event, or an `id` for EventSource, tells the
+        position."""
         if self.live is Live.EVENT_SOURCE:
             return self._chunk(_events_of(batch))
         data = b""
@@ -162,6 +163,9 @@ def _data_of(message: Message) -> bytes:
 
 
 def _events_of(batch: Batch) -> bytes:
+    if not batch.messages and not batch.ended:
+        # An event without data is none for the page, but EventSource sends this id when it reconnects.
+        return b"id: %b\n\n" % token_of(batch.epoch, batch.offset).encode()
     pieces = [
         event_text(token_of(batch.epoch, message.offset), message.event, message.data) for message in batch.messages
     ]

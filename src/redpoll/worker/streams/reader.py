@@ -254,6 +254,8 @@ class Reader:
                 rows = [row for row in page.rows if row.offset > self._at]
                 if (rows[0].prev if rows else page.top) != self._at or page.epoch != self._epoch:
                     raise ApiError("offset_gone", _GONE)
+                if page.top == page.base:
+                    self._streams.unpublished(self.app_id, self.channel, (page.epoch, page.base))
                 self._take(messages_of(rows), not page.more, page.ended)
         except ApiError as error:
             self._refuse(error)
@@ -428,6 +430,9 @@ class Reader:
 
     def _finish(self) -> None:
         """Release what it holds. Idempotent."""
+        if self.state is ReaderState.ADMITTING:
+            # The next request of this connection may ask for a place, too.
+            self._streams.admission.withdraw(self._peer.stream)
         self.state = ReaderState.OVER
         if self._tail is not None:
             self._tail.leave(self)

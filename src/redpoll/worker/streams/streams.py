@@ -35,6 +35,8 @@ _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
 # On streams without events something is written this often, in ticks.
 _KEEP_ALIVE_TICKS: Final = round(KEEP_ALIVE_S / _TICK_S)
+# A history in which nothing was published expires after 5 min.
+_BEGIN_AGAIN_TICKS: Final = round(60 / _TICK_S)
 _DRAIN_STEP_S: Final = 0.05
 # Bounds what lingers.
 _MAX_IDLE_TAILS: Final = 1_000
@@ -74,6 +76,10 @@ class Streams:
         self._granted: dict[str, dict[Reader, None]] = {}
         self._ending: deque[Callable[[], None]] = deque()
         self._slices = Slices(self._end_one)
+        # Tails that this tick has yet to look at, and those that it found without readers.
+        self._unseen: deque[Tail] = deque()
+        self._idle_tails = 0
+        self._looks = Slices(self._look_at_one)
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
         self.when_read: Callable[[Any, Callable[[], None]], None]
@@ -147,6 +153,21 @@ class Streams:
             self._start_timer()
         return tail
 
+    def unpublished(self, app_id: str, channel: str, position: tuple[str, int]) -> None:
+        """A page shows that nothing was published since the history began, at this position. It expires unless it is
+        begun again: now, and from time to time while the channel's tail is there."""
+        tail = self._tails.get((app_id, channel))
+        if tail is not None:
+            tail.unpublished = position
+        self._begin_again(app_id, channel)
+
+    def _begin_again(self, app_id: str, channel: str) -> None:
+        app = self.apps.get(app_id)
+        rule = None if app is None else app.history_rule(channel)
+        if app is not None and rule is not None:
+            # If Redis doesn't answer now, it does when this is repeated.
+            self.history.begin(app, channel, rule, lambda outcome: None)
+
     # -- ends ----------------------------------------------------------------------------------------------
 
     def end_app(self, app_id: str, error: ApiError) -> None:
@@ -210,14 +231,27 @@ class Streams:
     def _tick(self) -> None:
         self._timer = None
         self._ticks += 1
-        now = asyncio.get_running_loop().time()
-        idle = [tail for tail in self._tails.values() if not tail.readers]
-        for at, tail in enumerate(idle):
-            if now - tail.idle_since >= _LINGER_S or at >= _MAX_IDLE_TAILS:
-                self._listening.remove(tail)
-                del self._tails[tail.app_id, tail.channel]
-        if self._ticks % _KEEP_ALIVE_TICKS == 0:
-            for tail in self._tails.values():
-                tail.keep_alive()
+        if not self._unseen:
+            self._unseen.extend(self._tails.values())
+            self._idle_tails = 0
+            self._looks.start()
         if self._tails:
             self._start_timer()
+
+    def _look_at_one(self) -> bool:
+        if self._unseen:
+            self._look_at(self._unseen.popleft())
+        return bool(self._unseen)
+
+    def _look_at(self, tail: Tail) -> None:
+        if not tail.readers:
+            lingered_s = asyncio.get_running_loop().time() - tail.idle_since
+            if lingered_s >= _LINGER_S or self._idle_tails >= _MAX_IDLE_TAILS:
+                self._listening.remove(tail)
+                del self._tails[tail.app_id, tail.channel]
+                return
+            self._idle_tails += 1
+        if self._ticks % _KEEP_ALIVE_TICKS == 0:
+            tail.keep_alive()
+        if self._ticks % _BEGIN_AGAIN_TICKS == 0 and tail.is_unpublished:
+            self._begin_again(tail.app_id, tail.channel)

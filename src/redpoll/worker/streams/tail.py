@@ -94,6 +94,8 @@ class Tail:
         self.ended = False
         self.readers: dict[Follower, None] = {}
         self.idle_since = 0.0
+        # Where a history begins in which nothing was published, as far as pages have shown one.
+        self.unpublished: tuple[str, int] | None = None
         self._is_quiet = False
         # Those of them who have joined, and get a stream or one answer; those who can't join yet.
         self._streaming: dict[Follower, None] = {}
@@ -109,6 +111,11 @@ class Tail:
 
     def __repr__(self) -> str:
         return f"<Tail of {self.channel}: {self.state.value}, {len(self.readers)} readers, at {self.last}>"
+
+    @property
+    def is_unpublished(self) -> bool:
+        """Nothing was published since the history began."""
+        return self.state is TailState.LIVE and self.unpublished == (self.epoch, self.last)
 
     # -- readers -------------------------------------------------------------------------------------------
 

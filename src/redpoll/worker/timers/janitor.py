@@ -31,6 +31,8 @@ TICK_S = 0.25
 _SLOTS = 1024
 # How long a client may take to read its unsent frames and to answer our Close frame (RFC 6455 7.1.1).
 _CLOSE_TIMEOUT_S = 5.0
+# For how long a client may go on reading its last HTTP answer, which may have megabytes.
+_LAST_ANSWER_S = 60.0
 # When to look again at a connection that waited for Redis at the deadline for signing in.
 _LOOK_AGAIN_S = 1.0
 STATS_EVERY_TICKS = round(5.0 / TICK_S)
@@ -95,6 +97,8 @@ class Janitor:
         # The last tick at which clients that have yet to sign in may not have been read.
         self._unread_tick = 0
         self._pings: dict[Connection, list[_Ping]] = {}
+        # Of HTTP connections that close: what was unsent at the last look, and the tick at which they are cut.
+        self._last_answers: dict[Connection, tuple[int, int]] = {}
         self.loop_lag = LoopLag()
 
     @property
@@ -149,10 +153,13 @@ class Janitor:
     def http_closing(self, connection: Connection) -> None:
         """As `closing`, for a connection that never became a WebSocket."""
         self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
+        if unsent := connection.unsent_bytes:
+            self._last_answers[connection] = (unsent, self.tick + _ticks(_LAST_ANSWER_S))
         self._backpressure.closing(connection)
 
     def departed(self, connection: Connection) -> None:
         self._wheel.drop(connection)
+        self._last_answers.pop(connection, None)
         self._forget_sign_in(connection)
         self._answered(connection)
 
@@ -268,6 +275,16 @@ class Janitor:
         elif state == _engine.HEAD:
             self._head_late(connection)
         elif state == _engine.CLOSING:
+            self._close_late(connection)
+
+    def _close_late(self, connection: Connection) -> None:
+        """Its time to close is over, unless its client reads the last answer."""
+        before, until = self._last_answers.get(connection, (0, 0))
+        unsent = connection.unsent_bytes
+        if unsent < before and self.tick < until:
+            self._last_answers[connection] = (unsent, until)
+            self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
+        else:
             connection.abort()
 
     def _check_idle(self, connection: Connection) -> None:

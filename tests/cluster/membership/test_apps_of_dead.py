@@ -1,0 +1,63 @@
+import asyncio
+
+import pytest
+
+from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.stats import Stats
+
+ROOM = "presence-room"
+
+
+async def redis_time_s(link) -> float:
+    seconds, micros = await link.ask(b"TIME")
+    return int(seconds) + int(micros) / 1_000_000
+
+
+async def reap_with_users(worker, link, keys, app) -> None:
+    """150 members of a channel, a user who is signed in, and a subscriber who is neither were at a worker that died."""
+    await DirectoryWriter(link, keys).fill([app], 1)
+    worker.app = app
+    worker.registry.signed_in.sign_in(app, "user")
+    sockets = [worker.join(ROOM, f"member-{n}") for n in range(150)]
+    await worker.attach("news")
+    async with asyncio.timeout(60):
+        while not all(socket.state == "attached" for socket in sockets):
+            await asyncio.sleep(0.005)
+        while app.user_resume_s and not await link.ask(b"EXISTS", keys.counts("7", "%u:user")):
+            await asyncio.sleep(0.005)
+    await worker.kill()
+    await Reaper(link, keys, "ffffffffffff").reap(worker.registry.worker_id)
+
+
+@pytest.fixture
+def resuming(make_app):
+    return make_app(max_presence_members=0, user_resume_s=60)
+
+
+async def test_users_of_a_dead_worker_may_have_missed_events_since_it_last_wrote(b, link, keys, resuming):
+    Stats(link, keys).write(b.registry.worker_id, {})
+    began_s = await redis_time_s(link)
+    # As if it wrote 600 s later than now, so that this doesn't expire on a slow machine.
+    await link.ask(b"EXPIRE", keys.stats(b.registry.worker_id.rpartition(".")[0]), 615)
+    wrote_s = await redis_time_s(link) + 600
+    await reap_with_users(b, link, keys, resuming)
+    took_s = await redis_time_s(link) - began_s
+    users = ["user", *(f"member-{n}" for n in range(150))]
+    points = {int(await link.ask(b"GET", keys.resumed("7", user))) / 1_000_000 for user in users}
+    assert len(points) == 1
+    # A message may have been on its way for 1 s.
+    assert began_s + 600 - 1 - took_s <= points.pop() <= wrote_s - 1 + 0.01
+    assert 0 < await link.ask(b"TTL", keys.resumed("7", "user")) <= 60
+
+
+async def test_users_of_a_worker_that_hung_before_may_have_missed_more(b, link, keys, resuming):
+    before_s = await redis_time_s(link)
+    await reap_with_users(b, link, keys, resuming)
+    assert int(await link.ask(b"GET", keys.resumed("7", "user"))) / 1_000_000 >= before_s - 60 - 36
+    assert int(await link.ask(b"GET", keys.resumed("7", "user"))) / 1_000_000 <= await redis_time_s(link) - 60 - 30
+
+
+async def test_nothing_is_written_of_users_of_apps_without_user_resume(b, link, keys, make_app):
+    await reap_with_users(b, link, keys, make_app(max_presence_members=0))
+    assert [key for key in await link.ask(b"KEYS", b"*") if b":y:" in key] == []
