@@ -215,6 +215,17 @@ async def test_console_comes_back_by_itself_when_the_control_process_was_killed(
             await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
             await api.publish("news", "goal", "{}")
             await expect(page.locator("#console-list")).to_contain_text("goal", timeout=PATIENCE_MS)
+            # The second time within ten minutes, the page doesn't connect again. The session is as valid.
+            await page.fill("#publish-name", "typed")
+            os.kill(server.control_pid, signal.SIGKILL)
+            state = page.locator("#console-state")
+            await expect(state).to_have_text("The server has ended this view. Reload", timeout=PATIENCE_MS)
+            await state.get_by_role("link", name="Reload").click()
+            await expect(state).to_have_text("Live", timeout=PATIENCE_MS)
+            await expect(page.locator("#publish-name")).to_have_value("typed")
+            await context.clear_cookies()
+            os.kill(server.control_pid, signal.SIGKILL)
+            await expect(state).to_have_text("Your session has ended. Log in again", timeout=PATIENCE_MS)
 
 
 async def test_console_stays_responsive_under_thousands_of_events(life: Lively, context: BrowserContext) -> None:

@@ -323,6 +323,21 @@ async def find(
     return latest
 
 
+async def find_added(
+    connection: AsyncConnection, endpoint_id: str, states: Collection[str], limit: int, before: int | None = None
+) -> list[Delivery]:
+    """Deliveries of an endpoint in these states, the last that was added first. `before` is the number of the last one
+    of the previous page. Numbers never change, so the pages lack none that is delivered meanwhile."""
+    which = (deliveries.c.endpoint_id == endpoint_id) & deliveries.c.state.in_(states)
+    if before is not None:
+        which &= deliveries.c.number < before
+    # As in `find`.
+    order = deliveries.c.number.desc()
+    chosen = sa.select(deliveries.c.number).where(which).order_by(order).limit(limit).scalar_subquery()
+    rows = await connection.execute(sa.select(*_DELIVERY).where(deliveries.c.number.in_(chosen)).order_by(order))
+    return [Delivery(*row) for row in rows]
+
+
 async def find_by_id(connection: AsyncConnection, delivery_id: str) -> Delivery | None:
     """The delivery with this id, or None."""
     matches = await find_by_ids(connection, [delivery_id])

@@ -1,11 +1,14 @@
 """Users, roles, passwords and sessions, on a real store."""
 
 import asyncio
+import contextlib
 import hashlib
+import sqlite3
 
 import pytest
 import sqlalchemy as sa
 from argon2 import PasswordHasher
+from structlog.testing import capture_logs
 
 from redpoll.control.accounts import accounts as module
 from redpoll.control.accounts.accounts import AccountError, Accounts
@@ -66,6 +69,27 @@ async def test_only_the_hash_of_a_session_is_stored(accounts):
     assert plain not in session.csrf
     assert await accounts.session(stored) is None
     assert await accounts.session("") is None
+
+
+async def test_session_is_valid_while_the_store_can_be_read_only(accounts, clock, tmp_path):
+    await accounts.first_admin(OLD)
+    plain = await accounts.log_in("admin", OLD)
+    async with accounts.store.reading() as connection:
+        await connection.execute(sa.text("PRAGMA busy_timeout=0"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "redpoll.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        clock.now += 301
+        with capture_logs() as logged:
+            assert await accounts.session(plain)
+            # Each attempt to write might take seconds.
+            assert await accounts.session(plain)
+    assert [(line["event"], line["reason"]) for line in logged] == [
+        ("use of a session not written", "database is locked")
+    ]
+    clock.now += 301
+    assert await accounts.session(plain)
+    clock.now += module.IDLE_S - 1
+    assert await accounts.session(plain)
 
 
 async def test_session_lasts_while_it_is_used_and_at_most_a_week(accounts, clock):

@@ -78,11 +78,41 @@ async def test_known_address_does_not_wait_for_the_failures_of_others(throttle, 
     assert time.waits == []
 
 
-async def test_guesses_at_one_name_from_many_addresses_have_a_maximum_rate(throttle, time):
+async def test_beyond_the_first_of_each_address_guesses_at_one_name_have_a_maximum_rate(throttle, time):
+    addresses = [f"10.0.{number}.1" for number in range(200)]
+    for address in addresses:
+        for _ in range(5):
+            assert await admit(throttle, address, "admin") == 0
+    assert time.waits == []
     began, guesses = time.now, 0
-    for number in range(1_000):
-        guesses += await admit(throttle, f"10.0.{number // 250}.{number % 250}", "admin") == 0
+    for address in addresses:
+        guesses += await admit(throttle, address, "admin") == 0
     assert guesses / (time.now - began) < 0.3
+
+
+async def test_owner_of_a_name_that_others_attack_gets_in_at_once(time):
+    never = asyncio.Event()
+    throttle = LoginThrottle(time.clock, lambda _seconds: never.wait())
+    addresses = [f"10.0.{number}.1" for number in range(10)]
+    tasks = [asyncio.create_task(admit(throttle, address, "admin")) for _ in range(12) for address in addresses]
+    await asyncio.sleep(0)
+    # The name has no place left for them.
+    assert await admit(throttle, addresses[0], "admin") > MAX_WAIT_S
+    for _ in range(5):
+        assert await asyncio.wait_for(admit(throttle, OTHER, "admin"), 60) == 0
+    never.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_attempts_that_wait_for_their_own_name_delay_no_other_at_the_address(time):
+    never = asyncio.Event()
+    throttle = LoginThrottle(time.clock, lambda _seconds: never.wait())
+    tasks = [asyncio.create_task(admit(throttle, ADDRESS, "admin")) for _ in range(9)]
+    await asyncio.sleep(0)
+    assert sum(not task.done() for task in tasks) == 4
+    assert await asyncio.wait_for(admit(throttle, ADDRESS, "vera"), 60) == 0
+    never.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_addresses_of_one_ipv6_network_are_one_address(throttle, time):
@@ -120,6 +150,25 @@ async def test_waiting_attempts_are_bounded(time):
         tasks.append(asyncio.create_task(admit(throttle, "10.0.0.0", "name 0")))
     await asyncio.sleep(0)
     assert sum(not task.done() for task in tasks) == 3
+    never.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_addresses_that_are_slowed_down_take_no_places_from_others(time):
+    never = asyncio.Event()
+    throttle = LoginThrottle(time.clock, lambda _seconds: never.wait(), max_attempts=3)
+    for _ in range(5):
+        await admit(throttle, ADDRESS, "admin")
+    tasks = [asyncio.create_task(admit(throttle, ADDRESS, "admin")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await admit(throttle, ADDRESS, "admin") == MAX_WAIT_S
+    # Even when it needn't wait.
+    time.now += 60
+    assert await admit(throttle, ADDRESS, "admin") == MAX_WAIT_S
+    async with AsyncExitStack() as checked:
+        for number in range(3):
+            assert await checked.enter_async_context(throttle.attempt(OTHER, f"name {number}")) == 0
+        assert await admit(throttle, OTHER, "name 3") == MAX_WAIT_S
     never.set()
     await asyncio.gather(*tasks)
 

@@ -65,6 +65,20 @@ async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):
     assert "connections kick" in (await browser.get("/dashboard/audit")).body.decode()
 
 
+async def test_export_says_how_many_connections_are_missing(browser, worker):
+    for total, sentence in (
+        # One of two may be the other in another place of the worker's list.
+        (2, "The file has all rows: 1."),
+        (75_000, "The file has only 1 of 75,000 rows. These are the newest 500 of each worker."),
+    ):
+        worker.answers[ListConnections] = {"total": total, "connections": [connection()]}
+        job = (await browser.post("/dashboard/apps/3/connections/export", format="csv")).headers["location"]
+        assert b"10.0.0.1" in (await browser.file_of(job)).body
+        page = (await browser.get(job)).body.decode()
+        assert sentence in page
+        assert ("Search for a channel" in page) is (total > 2)
+
+
 async def test_worker_that_does_not_answer_is_reported(browser, redis, plane):
     plane.plane.dashboard.survey.answer_s = 0.05
     link = plane.plane.link

@@ -1,10 +1,14 @@
 """The console: which channel it may join, what it publishes, and what it shows."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import time
 
 import pytest
+import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.questions import Unsubscribe
@@ -211,6 +215,21 @@ async def test_event_is_published_as_with_the_api(plane, browser, hear, wait_unt
     (payload,) = listener.heard
     assert payload.endswith(b'hello{"a": " <b> "}')
     assert ">publish<" in (await browser.get("/dashboard/audit")).body.decode()
+
+
+async def test_event_is_published_though_the_audit_log_cannot_be_written(plane, browser, hear, tmp_path, wait_until):
+    listener = await hear("news")
+    async with plane.plane.dashboard.accounts.store.reading() as connection:
+        await connection.execute(sa.text("PRAGMA busy_timeout=0"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "redpoll.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with capture_logs() as logged:
+            reply = await browser.post("/dashboard/apps/3/console/publish", channel="news", name="hello", data="{}")
+    assert (reply.status, list(json.loads(reply.body))) == (200, ["trace_id"])
+    await wait_until(lambda: listener.heard)
+    (line,) = [line for line in logged if line["event"] == "not in the audit log"]
+    noted = {"who": "admin", "action": "publish", "app": "3", "target": "news", "detail": "hello"}
+    assert line.items() >= {**noted, "reason": "database is locked"}.items()
 
 
 async def test_published_event_is_in_the_event_trace_with_the_users_name(plane, browser, hear):

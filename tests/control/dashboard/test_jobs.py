@@ -3,12 +3,14 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.control.dashboard import jobs
 from redpoll.control.dashboard.access import Visit
 from redpoll.control.dashboard.jobs import File
 from redpoll.control.records.records import RecordError
 from redpoll.protocol.errors import ApiError
+from redpoll.store.errors import StoreUnavailable
 
 
 @pytest.fixture
@@ -16,12 +18,14 @@ async def begin(plane, browser):
     """`await begin(work, total, by=browser)`: the path of the job's page, begun by this browser's user."""
     dashboard = plane.plane.dashboard
 
-    async def begun(work, total, by):
+    async def begun(work, total, by, changes):
         session = await dashboard.accounts.session(by.cookie.partition("=")[2])
-        return dashboard.jobs.begin(Visit(dashboard.access, _Request(), session), "Work", "/dashboard", work, total)
+        return dashboard.jobs.begin(
+            Visit(dashboard.access, _Request(), session), "Work", "/dashboard", work, total, changes=changes
+        )
 
-    async def path_of(work, total=0, by=browser):
-        answer = await begun(work, total, by)
+    async def path_of(work, total=0, by=browser, changes=True):
+        answer = await begun(work, total, by, changes)
         return answer.headers.split(b"Location: ")[1].split(b"\r\n")[0].decode()
 
     return path_of
@@ -66,6 +70,23 @@ async def test_failure_is_shown_without_internal_details(begin, browser):
     assert "An internal error occurred" in page
     # Not only digits: the form's token is random hex.
     assert "hunter2" not in page
+
+
+@pytest.mark.parametrize("changes", [True, False])
+async def test_a_store_that_is_away_is_no_internal_error(begin, browser, changes):
+    async def away(progress):
+        progress.done = 5
+        raise StoreUnavailable("PostgreSQL at redpoll@10.9.8.7/records can't be reached")
+
+    with capture_logs() as logged:
+        page = (await browser.get(await begin(away, changes=changes))).body.decode()
+    assert "Not confirmed: the record store is not available at present. Try again." in page
+    # An export leaves nothing.
+    assert ("5 were done before the failure" in page) is changes
+    (line,) = [line for line in logged if "reason" in line]
+    assert line["log_level"] == "warning"
+    assert "10.9.8.7" in line["reason"]
+    assert "exc_info" not in line
 
 
 async def test_only_the_user_who_started_a_job_can_see_it(begin, browser, viewer):

@@ -1,5 +1,7 @@
 """The pages of single sign-on without a provider that answers. With one: tests/browser/test_sign_on.py."""
 
+import asyncio
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -7,6 +9,8 @@ from helpers.ports import reserved_ports
 from redpoll.control.accounts.identity import Identity
 from redpoll.control.accounts.sign_on import Returned, SignOn, SignOnError
 from redpoll.store import audit
+
+_RETURNED = SignOn.returned
 
 
 @pytest.fixture
@@ -69,23 +73,51 @@ async def test_login_without_a_role_ends_the_users_other_sessions(stranger, retu
     assert newest.who == ("sso:ann" if has_record else "https://a 1")
 
 
-async def test_pages_of_other_sites_slow_down_no_login(stranger, returns, monkeypatch):
-    """They can send a browser to the callback as often as they like, but without the cookie and the state."""
-    back = SignOn.returned
-    monkeypatch.undo()
-    for _ in range(30):
-        assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
-    monkeypatch.setattr(SignOn, "returned", back)
+async def test_wrong_answers_of_an_address_slow_down_no_login_from_there(stranger, returns, monkeypatch):
+    async def refuse(*_):
+        raise SignOnError("the provider gave no ID token: 400, invalid_grant", "Check.")
+
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(stranger.plane.plane.dashboard.login.throttle, "_sleep", sleep)
+    monkeypatch.setattr(SignOn, "finish", refuse)
+    for _ in range(60):
+        assert (await stranger.get("/dashboard/sso/callback?code=x&state=s")).status == 403
 
     async def finish(*_):
         return Identity("https://a 1", "ann", "admin", None, "token")
 
     monkeypatch.setattr(SignOn, "finish", finish)
-    throttle = stranger.plane.plane.dashboard.login.throttle
-    waited = []
-    monkeypatch.setattr(throttle, "_sleep", waited.append)
     assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).headers["location"] == "/dashboard"
-    assert waited == []
+    assert waits == []
+
+
+async def test_logins_of_an_address_that_wait_for_the_provider_are_bounded(stranger, returns, connect, monkeypatch):
+    answers, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def finish(*_):
+        asked.release()
+        await answers.wait()
+        raise SignOnError("the provider can't be reached: no answer within 10 s", "Try again.")
+
+    monkeypatch.setattr(SignOn, "finish", finish)
+    others = [type(stranger)(stranger.plane, await connect(stranger.plane.port)) for _ in range(5)]
+    waiting = [asyncio.create_task(other.get("/dashboard/sso/callback?code=c&state=s")) for other in others]
+    for _ in others:
+        await asyncio.wait_for(asked.acquire(), 60)
+    refused = await asyncio.wait_for(stranger.get("/dashboard/sso/callback?code=c&state=s"), 60)
+    assert refused.status == 429
+    assert b"Too many logins are under way." in refused.body
+    # Pages of other sites can send a browser here, but without the cookie and its state. This takes no place.
+    with monkeypatch.context() as without:
+        without.setattr(SignOn, "returned", _RETURNED)
+        assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
+    answers.set()
+    assert [reply.status for reply in await asyncio.gather(*waiting)] == [403] * 5
+    assert (await stranger.get("/dashboard/sso/callback?code=c&state=s")).status == 403
 
 
 async def test_no_pages_without_an_issuer(open_browser):

@@ -1,10 +1,15 @@
 """The pages of webhooks: creating, changing, testing and deleting endpoints, and their deliveries."""
 
+import contextlib
+import json
 import re
+import sqlite3
 
 import pytest
 
 from helpers.receiver import Receiver, status
+from redpoll.control.dashboard import webhooks
+from redpoll.store import deliveries
 
 SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",)}
 GOOD = {"url": "http://127.0.0.1:9/hook", "event": ["all"], "format": "service"}
@@ -122,6 +127,47 @@ async def test_test_shows_the_result_and_the_response(plane, browser):
         assert "503" in page
         assert "&lt;script&gt;alert(1)" in page
         assert len(receiver.requests) == 1
+
+
+async def test_export_has_the_deliveries_that_are_delivered_meanwhile(plane, browser, tmp_path, monkeypatch):
+    here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD)).headers["location"]
+    await browser.post(f"{here}/disable")
+    (endpoint,) = endpoints(plane)
+    waiting = [
+        {
+            "id": f"d{at}",
+            "endpoint_id": endpoint.id,
+            "event": "channel.occupied",
+            "channel": "c",
+            "user": None,
+            "stamp": at,
+            "time_ms": 1_000,
+            "trace": None,
+            "body": b"{}",
+            "at": 1_000.0 + at,
+            "created_at": 1_000.0,
+        }
+        for at in range(5)
+    ]
+    async with plane.plane.dashboard.accounts.store.change() as connection:
+        await deliveries.add(connection, waiting)
+    row_of = webhooks.delivery_row
+
+    def deliver_oldest(delivery):
+        with contextlib.closing(sqlite3.connect(tmp_path / "redpoll.sqlite", isolation_level=None)) as other:
+            other.execute("UPDATE deliveries SET state = 'delivered', at = 2000 WHERE id = 'd0'")
+        return row_of(delivery)
+
+    monkeypatch.setattr(webhooks, "delivery_row", deliver_oldest)
+    monkeypatch.setattr(webhooks, "_CHUNK", 2)
+    job = (await browser.post(f"{here}/export", format="json")).headers["location"]
+    exported = json.loads((await browser.file_of(job)).body)
+    assert [(row["id"], row["state"]) for row in exported] == [
+        *((f"d{at}", "waiting") for at in (4, 3, 2, 1)),
+        ("d0", "delivered"),
+    ]
+    job = (await browser.post(f"{here}/export", format="json", state="delivered")).headers["location"]
+    assert [row["id"] for row in json.loads((await browser.file_of(job)).body)] == ["d0"]
 
 
 async def test_endpoint_of_another_app_is_not_found(plane, browser):

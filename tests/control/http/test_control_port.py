@@ -374,6 +374,14 @@ async def test_an_idle_connection_whose_client_reads_nothing_is_cut_off(serve, u
     await wait_until(lambda: not port.open_streams)
 
 
+async def test_a_client_that_closes_its_side_and_reads_nothing_is_cut_off(serve, unread, wait_until):
+    port, number = await serve(long_answer)
+    port.stalled_s = 0.05
+    wire = await unread(port, number)
+    wire.writer.write_eof()
+    await wait_until(lambda: not port.open_streams)
+
+
 async def test_a_client_that_reads_slowly_gets_all_of_its_last_answer(serve, unread, wait_until):
     port, number = await serve(long_answer)
     # It ends while the client reads, and each read is progress.

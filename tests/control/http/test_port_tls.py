@@ -11,7 +11,9 @@ from helpers.certs import authority, issued, self_signed
 from redpoll.config import certificate_files
 from redpoll.config.certificate import PairError, write_private
 from redpoll.config.settings import Settings
+from redpoll.control.http.control_port import ControlPort
 from redpoll.control.http.port_tls import PortTls
+from redpoll.control.http.response import Response
 from redpoll.ipc.messages import CertificateChanged
 
 
@@ -197,6 +199,30 @@ async def test_a_slow_reader_gets_the_whole_of_a_long_answer(tmp_path, wait_unti
         assert await asyncio.to_thread(read_whole, client) == len(Answering.answer)
         transport._stop_waiting()
         await wait_until(transport._raw.is_closing)
+    server.close()
+
+
+async def test_a_client_that_ends_tls_and_reads_nothing_is_cut_off(tmp_path, wait_until):
+    install(tmp_path, self_signed(tmp_path))
+    port = ControlPort(
+        lambda request: request.respond(Response(200, Answering.answer)),
+        lambda *_: Response(400, b""),
+        head_timeout_s=60.0,
+        body_timeout_s=60.0,
+    )
+    port.stalled_s = 0.05
+    tls = PortTls(tmp_path / "tls.pem", "", port, lambda: None, within_s=60.0)
+    server = await asyncio.get_running_loop().create_server(tls, "127.0.0.1", 0)
+    context = ssl.create_default_context(cafile=str(tmp_path / "server.crt"))
+    client = await asyncio.to_thread(connected, context, server.sockets[0].getsockname()[1])
+    with client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await wait_until(lambda: any(stream.unsent_bytes for stream in port.connections))
+        # Sends close_notify, and would then wait for the server's.
+        client.setblocking(False)
+        with pytest.raises(ssl.SSLError):
+            client.unwrap()
+        await wait_until(lambda: not port.open_streams)
     server.close()
 
 

@@ -1,5 +1,7 @@
 """What an app used by day on this node: counted, and written once a minute."""
 
+import asyncio
+
 import pytest
 from sqlalchemy.exc import OperationalError
 
@@ -92,6 +94,29 @@ async def test_counts_wait_while_the_store_cannot_be_written(usage, charts, cloc
         await usage.write()
     usage.count("1", 2, 1, 1, 1)
     assert await usage.days("1", 1) == [Day("1", "2023-11-14", 9, 2, 2, 2)]
+
+
+async def test_write_whose_caller_is_cancelled_goes_on(usage, charts, monkeypatch):
+    """Another node's question ends after a second, and the sampler with the process."""
+    add, begun, may_end = charts.add, asyncio.Event(), asyncio.Event()
+
+    async def slow(**rows):
+        begun.set()
+        await may_end.wait()
+        await add(**rows)
+
+    usage.count("1", 9, 1, 1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(charts, "add", slow)
+        asking = asyncio.create_task(usage.days("1", 1))
+        await begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    usage.count("1", 2, 1, 1, 1)
+    asking = asyncio.create_task(usage.days("1", 1))
+    may_end.set()
+    assert await asking == [Day("1", "2023-11-14", 9, 2, 2, 2)]
 
 
 async def test_days_before_those_that_are_kept_are_removed(usage, charts, clock):

@@ -6,6 +6,7 @@ makes a change: its row in the audit log is part of the same transaction.
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,9 +24,12 @@ from redpoll.store import accounts as rows
 from redpoll.store import audit
 from redpoll.store.accounts import ROLES, User
 from redpoll.store.audit import Actor
+from redpoll.store.errors import StoreUnavailable, reason_of
 from redpoll.store.store import Store, raise_version
 
 __all__ = ["ABSOLUTE_S", "FIRST_USER", "IDLE_S", "AccountError", "Accounts", "Session"]
+
+log = structlog.get_logger(__name__)
 
 # A session ends when it was not used for the first time span, and at the latest after the second.
 IDLE_S: Final = 12 * 3_600.0
@@ -75,6 +80,7 @@ class Accounts:
         self.store = store
         self._passwords = passwords or Passwords()
         self._clock = clock
+        self._touch_failed_at_s = -math.inf
 
     def now_s(self) -> float:
         """Unix time."""
@@ -251,11 +257,20 @@ class Accounts:
         now_s = self._clock()
         if row is None or now_s - row.used_at > IDLE_S or now_s - row.created_at > ABSOLUTE_S:
             return None
-        if now_s - row.used_at > _TOUCH_EVERY_S:
-            async with self.store.change() as connection:
-                await rows.touch_session(connection, row.hash, now_s)
+        if now_s - max(row.used_at, self._touch_failed_at_s) > _TOUCH_EVERY_S:
+            await self._touch(row.hash, now_s)
         csrf = hmac.new(plain.encode(), b"csrf", hashlib.sha256).hexdigest()
         return Session(row.user, row.hash, csrf)
+
+    async def _touch(self, session_hash: str, now_s: float) -> None:
+        """Writes the time of last use. While that fails the session is as valid, so pages can still be read. Each
+        attempt may take seconds, so it isn't repeated for every page."""
+        try:
+            async with self.store.change() as connection:
+                await rows.touch_session(connection, session_hash, now_s)
+        except StoreUnavailable as error:
+            self._touch_failed_at_s = now_s
+            log.warning("use of a session not written", reason=reason_of(error))
 
     async def is_open(self, session_hash: str) -> bool:
         """Whether this session still exists: its user wasn't removed or reset, and didn't log out."""

@@ -87,8 +87,15 @@ class ConnectionPages:
             pages = await self._survey.ask(ListConnections(app.id, find, channel, _EXPORTED))
             exported = [{**row, "w": w} for w, page in pages.items() for row in page["connections"]]
             progress.total = len(exported)
+            # A worker may count a connection twice that it lists once, so a difference alone says nothing.
+            progress.missing = sum(
+                page["total"] - len(page["connections"]) for page in pages.values() if page["total"] > _EXPORTED
+            )
             yield [{**row, "named": " ".join(row["named"])} for row in exported]
 
         title = f"Connections of {app.name}"
-        rest = "Search for a channel, a library or an address, and export what is found."
+        rest = (
+            f"These are the newest {_EXPORTED} of each worker. Search for a channel, a library or an address, and "
+            "export what is found."
+        )
         return self._exports.begin(visit, title, "connections", form.text("format"), rows, rest=rest, app=app)

@@ -56,7 +56,7 @@ class Exports:
     ) -> Response:
         """Starts a job that gathers `rows` and writes a file whose name begins with `name`.
 
-        `rest` is a sentence about how to get rows that the file has no room for. `newest_first`: the rows come in this
+        `rest` is a sentence about how to get rows that the file doesn't have. `newest_first`: the rows come in this
         order, and the file has the oldest first.
         """
         format = format if format in FORMATS else "csv"
@@ -67,13 +67,16 @@ class Exports:
         async def work(progress: Progress) -> File:
             content = await encoded(rows(progress), format, progress)
             body = await content.joined(newest_first)
-            note = f"The file has all rows: {len(content.lines):,}."
+            count = len(content.lines)
+            note = f"The file has all rows: {count:,}."
+            if progress.missing:
+                note = f"The file has only {count:,} of {count + progress.missing:,} rows. {rest}"
             if content.limit:
                 which = "newest" if newest_first else "first"
-                note = f"The file has only the {which} {len(content.lines):,} rows, because {content.limit}. {rest}"
+                note = f"The file has only the {which} {count:,} rows, because {content.limit}. {rest}"
             return File(file_name, content.type, body, note)
 
-        return self._jobs.begin(visit, title, back, work)
+        return self._jobs.begin(visit, title, back, work, changes=False)
 
 
 class Csv:

@@ -21,6 +21,7 @@ from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
 from redpoll.protocol.errors import ApiError
+from redpoll.store.errors import StoreUnavailable, reason_of
 
 __all__ = ["MAX_FILE_BYTES", "File", "Job", "JobState", "Jobs", "Progress"]
 
@@ -34,15 +35,17 @@ _EXPIRES_AFTER_S: Final = 600.0
 # Of one file. The files of one user have no more together, so that three users at least can have files.
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 _MAX_BYTES: Final = 3 * MAX_FILE_BYTES
+_NOT_CONFIRMED: Final = "Not confirmed: the record store is not available at present. Try again."
 _DELETED: Final = "The file was deleted to make room for newer ones. Export it again."
 
 
 class Progress:
-    """The progress of a job. `total` is 0 while it is not known."""
+    """The progress of a job. `total` is 0 while it is not known. `missing`: rows that an export can't get."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
         self.done = 0
+        self.missing = 0
 
 
 class File:
@@ -65,14 +68,16 @@ class JobState(StrEnum):
 
 
 class Job:
-    """`result` is a sentence about the result, or about what is in the file. `back` is the page that started it."""
+    """`result` is a sentence about the result, or about what is in the file. `back` is the page that started it.
+    `changes`: what it has done before a failure stays done."""
 
-    def __init__(self, title: str, user: str, back: str, progress: Progress) -> None:
+    def __init__(self, title: str, user: str, back: str, progress: Progress, *, changes: bool) -> None:
         self.id = secrets.token_hex(8)
         self.title = title
         self.user = user
         self.back = back
         self.progress = progress
+        self.changes = changes
         self.state = JobState.RUNNING
         self.result = ""
         self.file: File | None = None
@@ -106,7 +111,9 @@ class Jobs:
             access.route("GET", "/jobs/{job_id}/file", "job_file", self.file),
         ]
 
-    def begin(self, visit: Visit, title: str, back: str, work: Work, total: int = 0) -> Response:
+    def begin(
+        self, visit: Visit, title: str, back: str, work: Work, total: int = 0, *, changes: bool = True
+    ) -> Response:
         """Starts a job and redirects to its page. Raises ApiError if too many jobs of this user are running."""
         user = visit.session.user.name
         own = [job for job in self._jobs.values() if job.user == user]
@@ -115,7 +122,7 @@ class Jobs:
             if oldest is None:
                 raise ApiError("rate_limited", "Too many of your jobs are running. Wait until one has ended.")
             self._forget(oldest)
-        job = Job(title, user, back, Progress(total))
+        job = Job(title, user, back, Progress(total), changes=changes)
         self._jobs[job.id] = job
         job.task = asyncio.get_running_loop().create_task(self._run(job, work), name="dashboard job")
         return visit.redirect(f"/dashboard/jobs/{job.id}")
@@ -145,6 +152,9 @@ class Jobs:
             job.state = JobState.DONE
         except (RecordError, Unavailable, ApiError) as error:
             job.state, job.result = JobState.FAILED, str(error)
+        except StoreUnavailable as error:
+            log.warning("record store not available for a dashboard job", title=job.title, reason=reason_of(error))
+            job.state, job.result = JobState.FAILED, _NOT_CONFIRMED
         except Exception:
             log.exception("dashboard job failed", title=job.title)
             job.state, job.result = JobState.FAILED, "An internal error occurred. The server's log has the details."

@@ -65,7 +65,7 @@ class Login:
             # Here, because most servers don't have it (dashboard.py).
             from redpoll.control.dashboard.sign_on import SignOnPages
 
-            self._sign_on = SignOnPages(access, accounts, sign_on, self.throttle)
+            self._sign_on = SignOnPages(access, accounts, sign_on)
 
     def routes(self) -> list[Route]:
         access = self._access

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 from urllib.parse import parse_qs
 
 import structlog
 
+from redpoll.config.proxies import network_of
 from redpoll.control.accounts.accounts import Accounts
-from redpoll.control.accounts.login_throttle import LoginThrottle
 from redpoll.control.accounts.sign_on import BEGUN_WITHIN_S, SignOn, SignOnError
 from redpoll.control.dashboard.access import (
     HOME,
@@ -32,14 +34,19 @@ log = structlog.get_logger(__name__)
 
 _CALLBACK: Final = f"{HOME}/sso/callback"
 _COOKIE: Final = "redpoll-sso"
+# Logins that wait for the provider: each is a request to it, right or wrong.
+_MAX_FINISHING: Final = 50
+# Of one address (IPv6: /64).
+_MAX_FINISHING_EACH: Final = 5
 
 
 class SignOnPages:
-    def __init__(self, access: AccessControl, accounts: Accounts, sign_on: SignOn, throttle: LoginThrottle) -> None:
+    def __init__(self, access: AccessControl, accounts: Accounts, sign_on: SignOn) -> None:
         self._access = access
         self._accounts = accounts
         self._sign_on = sign_on
-        self._throttle = throttle
+        # By address.
+        self._finishing: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
         access = self._access
@@ -64,20 +71,33 @@ class SignOnPages:
         try:
             returned = self._sign_on.returned(request.query, cookie_of(request, _COOKIE))
             # Only now: a page of another site can send browsers here, but not with their cookie and its state.
-            async with self._throttle.attempt(address, _name_of(address)) as wait_s:
-                if wait_s > 0:
-                    text = f"Too many logins fail at present. Try again in {math.ceil(wait_s)} s."
-                    raise ApiError("rate_limited", text)
-                # Each wrong answer causes a request to the provider.
+            with self._place(address):
                 identity = await self._sign_on.finish(returned, _address_of(request) + _CALLBACK)
         except SignOnError as error:
             if error.without_role:
                 await self._accounts.withdraw(error.without_role, address)
             return self._refused(request, error)
-        self._throttle.succeeded(address, _name_of(address))
         plain = await self._accounts.sign_on(identity, address, cookie_of(request))
         log.info("single sign-on", who=identity.name, role=identity.role, address=address)
         return redirect(returned.following, set_cookie(request, plain) + set_cookie(request, "", name=_COOKIE))
+
+    @contextmanager
+    def _place(self, address: str) -> Iterator[None]:
+        """A place among the logins that wait for the provider. Raises ApiError if there is none.
+
+        Wrong answers don't slow down the next ones: there is no password to guess, and all users of an address would
+        wait for each other.
+        """
+        network = network_of(address)
+        if self._finishing[network] >= _MAX_FINISHING_EACH or self._finishing.total() >= _MAX_FINISHING:
+            raise ApiError("rate_limited", "Too many logins are under way. Try again in a moment.")
+        self._finishing[network] += 1
+        try:
+            yield
+        finally:
+            self._finishing[network] -= 1
+            if not self._finishing[network]:
+                del self._finishing[network]
 
     def _refused(self, request: Request, error: SignOnError) -> Response:
         log.warning("single sign-on refused", reason=error.reason, address=request.remote)
@@ -95,11 +115,6 @@ class SignOnPages:
         gone = set_cookie(visit.request, "")
         url = await self._sign_on.logout_url(id_token, _address_of(visit.request) + LOGIN)
         return Visit(self._access, visit.request, None).page("signed_out.html", headers=gone, url=url)
-
-
-def _name_of(address: str) -> str:
-    """What the throttle counts by instead of a user's name, which isn't known yet."""
-    return f"sso {address}"
 
 
 def _address_of(request: Request) -> str:

@@ -241,12 +241,10 @@ class WebhookPages:
         chosen = (form.text("state"),) if form.text("state") in STATES else STATES
 
         async def rows(progress: Progress) -> Chunks:
-            before: tuple[float, int] | None = None
-            while chunk := await self._webhooks.deliveries(
-                app.id, endpoint_id=endpoint.id, states=chosen, limit=_CHUNK, before=before
-            ):
+            before: int | None = None
+            while chunk := await self._webhooks.added(endpoint.id, states=chosen, limit=_CHUNK, before=before):
                 yield [delivery_row(delivery) for delivery in chunk]
-                before = (chunk[-1].at, chunk[-1].number)
+                before = chunk[-1].number
 
         back = f"{HOME}/apps/{app.id}/webhooks/{endpoint.id}"
         return self._exports.begin(

@@ -88,7 +88,11 @@ class PortStream(asyncio.Protocol):
             self._http.received(data)
 
     def eof_received(self) -> bool:
-        return self._http is not None and self._http.ended()
+        if self._http is not None and self._http.ended():
+            return True
+        # The transport closes when the client has read everything.
+        self._linger_if_unsent()
+        return False
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -120,6 +124,7 @@ class PortStream(asyncio.Protocol):
 
     def end_http(self, response: bytes = b"") -> None:
         if self._transport.is_closing():
+            self._linger_if_unsent()
             return
         if response:
             self._transport.write(response)
@@ -131,8 +136,11 @@ class PortStream(asyncio.Protocol):
         else:
             # With TLS the transport lingers itself, for the client's close_notify.
             self._transport.close()
-            if self._transport.get_write_buffer_size():
-                self._linger()
+            self._linger_if_unsent()
+
+    def _linger_if_unsent(self) -> None:
+        if self.has_unsent:
+            self._linger()
 
     def _linger(self) -> None:
         now_s = self._port.now_s()

@@ -6,6 +6,7 @@ killed control plane loses at most a minute of them. cluster_usage.py adds up th
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ class Usage:
         self._pruned_on = ""
         # By app and day, since the last write.
         self._counted: dict[tuple[str, str], Day] = {}
+        self._writing: asyncio.Task[None] | None = None
 
     def count(self, app_id: str, connections: int, published: int, client_events: int, sent: int) -> None:
         """Adds what happened since the last call. `connections` are those of now."""
@@ -64,9 +66,23 @@ class Usage:
         if self._charts is None or not (now or steady_s >= self._write_at_s):
             return
         self._write_at_s = steady_s + WRITE_EVERY_S
+        # The caller may be cancelled, by the end of the process or of another node's question. The write goes on:
+        # else it would be unknown whether the counts are in the file.
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+        self._writing = asyncio.create_task(self._write(self._charts), name="usage")
+        await asyncio.shield(self._writing)
+
+    async def _write(self, charts: Charts) -> None:
+        try:
+            await self._write_counts(charts)
+        finally:
+            self._writing = None
+
+    async def _write_counts(self, charts: Charts) -> None:
         counted, self._counted = self._counted, {}
         try:
-            await self._charts.add(days=counted.values())
+            await charts.add(days=counted.values())
         except SQLAlchemyError as error:
             log.warning("usage not written", reason=reason_of(error))
             for used in counted.values():
@@ -75,12 +91,11 @@ class Usage:
         at_s = self._clock()
         if self._pruned_on != _day(at_s):
             self._pruned_on = _day(at_s)
-            await self._prune(at_s)
+            await self._prune(charts, at_s)
 
-    async def _prune(self, at_s: float) -> None:
-        assert self._charts is not None
+    async def _prune(self, charts: Charts, at_s: float) -> None:
         try:
-            await self._charts.prune(at_s, first_day(at_s, KEEP_DAYS))
+            await charts.prune(at_s, first_day(at_s, KEEP_DAYS))
         except SQLAlchemyError as error:
             log.warning("old chart data not removed", reason=reason_of(error))
 

@@ -270,6 +270,16 @@ class Webhooks:
         async with self._store.reading() as connection:
             return await delivery_rows.find(connection, endpoint_ids, states, min(limit, _MAX_SHOWN), before)
 
+    async def added(
+        self, endpoint_id: str, *, states: Collection[str], limit: int, before: int | None = None
+    ) -> list[Delivery]:
+        """Deliveries of an endpoint, the last added first. Pages miss none that is delivered between them.
+
+        `before` is the `number` of the last delivery of the previous page.
+        """
+        async with self._store.reading() as connection:
+            return await delivery_rows.find_added(connection, endpoint_id, states, limit, before)
+
     async def delivery(self, delivery_id: str) -> tuple[Delivery, Endpoint, list[AttemptRow]]:
         """A delivery, its endpoint (which may be deleted) and all attempts in order."""
         async with self._store.reading() as connection:

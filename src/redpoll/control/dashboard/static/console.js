@@ -114,38 +114,46 @@
       by("console-state").textContent = text;
       by("console-dot").className = `dot ${kind}`;
     };
-    // Saves the publish form, to restore it after the login.
-    function ended() {
-      state("Your session has ended. ", "off");
-      by("console-state").append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname + location.search)}`));
+    const here = location.pathname + location.search;
+    // Saves the publish form, to restore it when the page is loaded again.
+    function stop(text, label, href) {
+      state(text, "off");
+      by("console-state").append(link(label, href));
+      clearInterval(renewing);
       pusher.disconnect();
       if (by("publish")) sessionStorage.setItem(DRAFT_KEY, JSON.stringify([...new FormData(by("publish"))]));
+    }
+    const ended = () => stop("Your session has ended. ", "Log in again", `/dashboard/login?next=${encodeURIComponent(here)}`);
+    // Asks the server to go on copying events to the console's channel; `socketId` keeps its subscription.
+    async function renew(socketId) {
+      const body = new URLSearchParams({ socket_id: socketId });
+      const answer = await fetch(`${root.dataset.base}/watch`, { method: "POST", headers, body }).catch(() => null);
+      if (!answer || !SESSION_ENDED.includes(answer.status)) return true;
+      ended();
+      return false;
     }
     pusher.connection.bind("state_change", ({ current }) => {
       if (current !== "connected" && current !== "disconnected") state(current === "connecting" ? "Connecting…" : `Not connected (${current})`, current === "connecting" ? "" : "off");
     });
     channel.bind("pusher:subscription_succeeded", () => state("Live", "on"));
     // The server ends the subscriptions that it knows nothing of, such as after its restart. On a new connection the page's
-    // session is asked for again; if that has ended, the second refusal says so. Not again and again: a login has room for
-    // some consoles only, and one that comes back ends another.
+    // session is asked for again. Not again and again: a login has room for some consoles only, and one that comes back ends
+    // another.
     let refusedAt = -Infinity;
-    channel.bind("pusher:subscription_error", (fault) => {
+    channel.bind("pusher:subscription_error", async (fault) => {
       const isAgain = performance.now() - refusedAt < AGAIN_MS;
       refusedAt = performance.now();
       if (!SESSION_ENDED.includes(fault.status)) state(`Refused: ${fault.error || fault.status}`, "off");
-      else if (isAgain) ended();
-      else {
+      else if (isAgain) {
+        if (await renew("")) stop("The server has ended this view. ", "Reload", here);
+      } else {
         pusher.disconnect();
         pusher.connect();
       }
     });
     channel.bind("event", received);
     // The server copies events to this channel only while the dashboard keeps asking for them.
-    setInterval(async () => {
-      const body = new URLSearchParams({ socket_id: pusher.connection.socket_id || "" });
-      const answer = await fetch(`${root.dataset.base}/watch`, { method: "POST", headers, body }).catch(() => null);
-      if (answer && SESSION_ENDED.includes(answer.status)) ended();
-    }, WATCH_MS);
+    const renewing = setInterval(() => renew(pusher.connection.socket_id || ""), WATCH_MS);
 
     // -- controls
 
