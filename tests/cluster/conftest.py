@@ -20,6 +20,7 @@ from redpoll.cluster.membership.connection_limit import CONN
 from redpoll.cluster.membership.join import Join
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Timings
 from redpoll.cluster.quota import Quota
+from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.shared_rate import SharedRate
@@ -58,6 +59,7 @@ def _patient_with_redis(monkeypatch):
     """Redis has a minute to confirm a call, on the slowest machine; a test of the limit passes `confirm_s`."""
     for kind in (Bus, Idempotency, Quota, SharedRate):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
+    monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "max_unanswered_looks", 60)
     # Of what reads and clears histories and cached events.
     monkeypatch.setattr(ask_within, "__defaults__", (60.0,))
 

@@ -6,7 +6,7 @@ import pytest
 
 from redpoll.cluster.directory import DirectoryVersion, DirectoryWriter
 from redpoll.cluster.lifecycle import Life
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.control.janitor import ControlJanitor
 from redpoll.control.observe.health import Health
@@ -149,12 +149,15 @@ class Hanging:
     """A link to a Redis that takes commands and never answers."""
 
     def __init__(self):
-        self.up = True
+        self.usable = set(range(SHARDS))
         self.dropped = []
         self.waiting = []
 
-    def drop(self, reason):
-        self.dropped.append(reason)
+    def is_usable(self, shard):
+        return shard in self.usable
+
+    def drop_connection(self, shard, reason):
+        self.dropped.append(shard)
         for future in self.waiting:
             future.set_exception(LinkDown(sent=True))
 
@@ -177,8 +180,34 @@ async def test_hanging_redis_counts_as_away_after_5_s_and_is_dropped_after_10_s(
     assert link.dropped == []
     now = 110.5
     janitor._look()
-    assert len(link.dropped) == 1
+    # Those to the other masters of a Cluster stay.
+    assert link.dropped == [0]
     await asyncio.sleep(0)
+    janitor.stop()
+
+
+async def test_redis_answers_while_another_master_of_a_cluster_than_that_of_the_directory_is_lost():
+    """All nodes lose it together. Not ready, all of them left the load balancer, though most channels worked."""
+    now = 100.0
+    link = Hanging()
+    janitor = ControlJanitor(
+        link, link, Records(), Health(Life(), lambda: True), leader=lambda: None, clock=lambda: now
+    )
+    janitor.link_up()
+    await asyncio.sleep(0)
+    link.waiting.pop().set_result(DirectoryVersion(7, "seven"))
+    await janitor._asking
+    link.usable = {0, 5}
+    now = 104.0
+    janitor._look()
+    await asyncio.sleep(0)
+    now = 108.0
+    assert not janitor.redis_answers()
+    link.waiting.pop().set_result(DirectoryVersion(7, "seven"))
+    await janitor._asking
+    assert janitor.redis_answers()
+    link.usable = {5}
+    assert not janitor.redis_answers()
     janitor.stop()
 
 

@@ -1,14 +1,17 @@
 """Heartbeats of several nodes on a real Redis, twenty times as often as in a server."""
 
 import asyncio
+import math
+from typing import Any
 
 import pytest
 import redis as redis_py
 from structlog.testing import capture_logs
 
+from helpers.sentinel import redis_cluster
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.nodes import UNDRAINED, Fitness, Node
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.host.heartbeat import Heartbeat
 from redpoll.ipc.messages import NodesChanged
@@ -368,3 +371,59 @@ async def test_less_fit_node_does_not_take_a_free_lead_while_a_fitter_one_lives(
     await three.kill()
     # Nobody else is left.
     await wait_until(lambda: two.leads)
+
+
+@pytest.fixture
+async def make_in_cluster():
+    """As `make`, on a Redis Cluster. `lose(supervisor)`: it can't reach one of the masters, which isn't that of the
+    heartbeats; `await find(supervisor)`: it can again."""
+    made: list[Supervisor] = []
+    reads: dict[Supervisor, Any] = {}
+    # A node that stops for a moment isn't replaced.
+    with redis_cluster(node_timeout_ms=60_000) as cluster:
+
+        def make(run: str, name: str) -> Supervisor:
+            made.append(Supervisor(cluster.url, run * 12, name))
+            return made[-1]
+
+        async def no_map() -> None:
+            raise OSError("can't be reached")
+
+        def lose(supervisor: Supervisor) -> None:
+            link = supervisor.heartbeat.link
+            reads[supervisor] = link._connect_all
+            link._connect_all = no_map
+            link.drop_connection(SHARDS - 1, "for the test")
+            assert not link.up
+            assert link.is_usable(0)
+
+        async def find(supervisor: Supervisor) -> None:
+            supervisor.heartbeat.link._connect_all = reads[supervisor]
+            await supervisor.heartbeat.link.wait_up()
+
+        yield make, lose, find
+        for supervisor in made:
+            await supervisor.heartbeat.leave()
+
+
+async def test_node_that_lacks_a_master_stays_alive_and_counts_as_cut_off_if_others_reach_it(
+    make_in_cluster, wait_until
+):
+    """Its heartbeat stopped, so its members left everywhere, and its clients stayed where they got nothing."""
+    make, lose, find = make_in_cluster
+    one, two = make("a", "one"), make("b", "two")
+    for node in (one, two):
+        node.start()
+    await wait_until(lambda: one.sees(one=True, two=True) and two.sees(one=True, two=True))
+    assert one.heartbeat.answered_s_ago < math.inf
+    # While all lack it, none of them counts as cut off.
+    for node in (one, two):
+        lose(node)
+    await asyncio.wait_for(beats(one, 60), 60)
+    assert one.heartbeat.answered_s_ago == two.heartbeat.answered_s_ago == math.inf
+    await find(two)
+    await wait_until(lambda: one.heartbeat.answered_s_ago < math.inf)
+    assert not one.heartbeat.link.up
+    await wait_until(lambda: two.sees(one=True, two=True))
+    await find(one)
+    assert one.heartbeat.answered_s_ago < math.inf

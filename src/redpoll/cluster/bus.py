@@ -56,9 +56,15 @@ class Unavailable(Exception):
 
 async def ask_within(link: Link, ask: Callable[[], Awaitable[T]], confirm_s: float = CONFIRM_S) -> T:
     """The answer to `ask`, which is called when Redis is connected. Raises Unavailable: no answer within `confirm_s`,
-    or an error."""
+    or an error. In a Cluster, `ask` is called at once while shards are lost, and again if its own is one of them."""
     try:
         async with asyncio.timeout(confirm_s):
+            if not link.up and link.kept_shards:
+                try:
+                    return await ask()
+                except LinkDown as error:
+                    if error.sent:
+                        raise
             if not link.up:
                 await link.wait_up()
             return await ask()

@@ -69,11 +69,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     beat: int
     # Nodes of earlier versions don't say these. `without_clients` are the `k` of those workers that can't reach Redis,
-    # and have closed all their clients and admit none: publishes don't wait for them.
+    # and have closed all their clients and admit none: publishes don't wait for them. `reaches_all`: its supervisor is
+    # connected to Redis; in a Cluster, to every master.
     accepts_per_s: int = 1_000
     without_clients: Sequence[int] = ()
     fitness: Fitness = Fitness.FIT
     lifecycle: Lifecycle = Lifecycle.SERVING
+    reaches_all: bool = False
 
     @property
     def serves(self) -> bool:
@@ -224,6 +226,10 @@ class Nodes:
             for run, node in self.by_run.items()
             if node.fitness > fitness and node.serves and run not in self.dead and run != self._run
         ]
+
+    def others_reach_all(self) -> bool:
+        """Whether another live node reaches every master of Redis."""
+        return any(node.reaches_all for run, node in self.by_run.items() if run not in self.dead and run != self._run)
 
     def namesakes(self, name: str) -> list[str]:
         """The runs of other live nodes with this name."""

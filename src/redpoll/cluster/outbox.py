@@ -14,7 +14,7 @@ import hiredis
 import structlog
 
 from redpoll.cluster.redis.keys import SHARDS, Keys
-from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import OUTBOX_TAKE, RESTATE
 from redpoll.cluster.transition import Transition
 
@@ -75,7 +75,8 @@ class Outbox:
     async def take(self) -> Taken:
         """The oldest rows of all shards, at most about 1,000 or 8 MiB; the same ones again until they are `committed`.
 
-        Raises LinkDown when the connection breaks, and hiredis.ReplyError when every shard fails."""
+        Raises LinkDown or hiredis.ReplyError when every shard fails. Without a Cluster, all fail when the connection
+        breaks."""
         rows: list[Transition] = []
         size = lost = waiting = leaves = 0
         oldest: list[int] = []
@@ -99,7 +100,9 @@ class Outbox:
                 if page and (read[at] < present or made == _MAX_DUE):
                     full[at] = rows[-1].stamp
             asked = full
-            if len(rows) >= _MAX_DRAIN_ROWS or size >= _MAX_DRAIN_BYTES:
+            # After a reconnect, rows with smaller stamps than those read before may be new (see `_committed`).
+            reconnected = self._connected != self._link.connects
+            if reconnected or len(rows) >= _MAX_DRAIN_ROWS or size >= _MAX_DRAIN_BYTES:
                 break
         self.waiting, self.leaves = waiting, leaves
         self.oldest_ms = min(oldest) // 1000 if oldest else None
@@ -160,6 +163,9 @@ class Outbox:
             if isinstance(answer, hiredis.ReplyError):
                 self.errors += 1
                 log.warning("outbox not read", shard=at, reason=str(answer))
+            elif isinstance(answer, LinkDown):
+                # In a Cluster, other masters may have answered. The link logs it.
+                self.errors += 1
             elif isinstance(answer, BaseException):
                 raise answer
             else:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.bus import CONFIRM_S, MARKED_S, ask_within
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import Keys, shard_of_name
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import SPEND
 
@@ -50,6 +50,10 @@ class Quota:
     def today(self) -> str:
         """The UTC day, `YYYYMMDD`."""
         return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y%m%d")
+
+    def shard(self, app_id: str) -> int:
+        """Where an app's counters are."""
+        return shard_of_name(self._keys.spent(app_id, self.today()))
 
     async def spend(self, app_id: str, n: int, limit: int, once: str | None = None) -> Spent:
         """Counts `n` messages that are about to be published, or none of them. With `once` (`Claim.once`) they are

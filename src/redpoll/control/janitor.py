@@ -32,7 +32,7 @@ LOOK_EVERY_S: Final = 1.0
 # Changes of records wait meanwhile. Redis looks at about a million keys a second.
 _FORGOTTEN_WITHIN_S: Final = 10.0
 # Redis is connected but doesn't answer: after the first time it counts as away, after the second the connection is
-# closed.
+# closed, in a Cluster the one to the master of the directory.
 _AWAY_AFTER_S: Final = 5.0
 _BROKEN_AFTER_S: Final = 10.0
 _STORE_ANSWERS_WITHIN_S: Final = 1.0
@@ -96,8 +96,9 @@ class ControlJanitor:
                 task.cancel()
 
     def redis_answers(self) -> bool:
-        """Whether Redis is connected and has answered within the last 5 s."""
-        return self._link.up and self._clock() - self._answered_at < _AWAY_AFTER_S
+        """Whether Redis is connected and has answered within the last 5 s. In a Cluster the master of shard 0 is asked:
+        other nodes lack another one just as this node does, so the load balancer must not take all of them away."""
+        return self._link.is_usable(0) and self._clock() - self._answered_at < _AWAY_AFTER_S
 
     def link_up(self) -> None:
         """Redis is connected (again). It may be another Redis, so the directory is checked."""
@@ -106,7 +107,7 @@ class ControlJanitor:
 
     def check_now(self) -> None:
         """This node leads now, so it is the one that writes the directory."""
-        if self._link.up:
+        if self._link.is_usable(0):
             self._ask()
 
     async def record_changed(
@@ -138,8 +139,8 @@ class ControlJanitor:
         dateline.tick()
         if self._asked_at is not None and self._clock() - self._asked_at > _BROKEN_AFTER_S:
             self._asked_at = None
-            self._link.drop(f"no answer for {_BROKEN_AFTER_S:g} s")
-        elif self._link.up:
+            self._link.drop_connection(0, f"no answer for {_BROKEN_AFTER_S:g} s")
+        elif self._link.is_usable(0):
             self._ask()
 
     def _ask(self) -> None:

@@ -162,7 +162,8 @@ class ControlPlane:
         self.leadership = Leadership(
             store, tell, LeaderWork(self.reaper, self.janitor, webhooks, outbox, tracer, spans)
         )
-        self.fitness = FitnessReports(tell, self.janitor.redis_answers, store)
+        # The leader needs all masters of a Cluster; to serve, one is enough.
+        self.fitness = FitnessReports(tell, lambda: link.up and self.janitor.redis_answers(), store)
         webhooks.pulls.announce = self._announce_pulls
         webhooks.pulls.spans = spans
         self.counters = self._counters(records, outbox)

@@ -2,9 +2,9 @@
 
 Redis' `maxclients`, the descriptors of one process, a certificate or a password may keep one worker from connecting
 while everything else works. Its clients would miss every event, and publishes on all nodes would wait for it
-(cluster/membership/README.md "Reconnecting"). So such a worker is asked to close its clients with 4200
-(worker/aside.py). When it says that none is left, the node says so in its heartbeat, and publishes don't wait for this
-worker any more.
+(cluster/membership/README.md "Reconnecting"). The same holds for a whole node that alone lacks a master of a Cluster
+(Heartbeat.answered_s_ago). So such a worker is asked to close its clients with 4200 (worker/aside.py). When it says
+that none is left, the node says so in its heartbeat, and publishes don't wait for this worker any more.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import hiredis
 import structlog
+from msgspec import structs
 
 from redpoll.cluster.nodes import UNDRAINED, Node, Nodes, entries_of, lead_call
 from redpoll.cluster.redis.cluster_link import open_link
@@ -34,6 +35,9 @@ _LEAVE_WITHIN_S: Final = 2.0
 # A leader gives the lead up when another node has been fitter for this many heartbeats. If the record store fails for
 # all nodes, all notice it within less.
 _OUTDONE_BEATS: Final = 0.9
+# In a Cluster, a node that lacks a master counts as cut off after as many heartbeats over which another one lacks none.
+# The two may notice the same failure 12 s apart (cluster_link.py), and say so 3 s later.
+_MAX_LACKING: Final = 20
 # After a break, publishes on all nodes wait for a sign of life of each node (control/publish/publish_gate.py). So the
 # supervisor connects soon, and its first heartbeats come four times as often.
 _MAX_DELAY_S: Final = 0.2
@@ -95,6 +99,10 @@ class Heartbeat:
         self._wake = asyncio.Event()
         # Something changed since the last heartbeat that the other nodes should learn at once.
         self._has_news = False
+        # Over how many heartbeats this node has lacked a master of a Cluster, and another one hasn't; when the last of
+        # them was counted.
+        self._lacking = 0
+        self._lacking_at = float("-inf")
         # Since when another node is fitter than this one, which leads.
         self._outdone_at: float | None = None
         # How many of the next heartbeats come soon.
@@ -103,8 +111,10 @@ class Heartbeat:
 
     @property
     def answered_s_ago(self) -> float:
-        """How long ago Redis last answered a heartbeat; infinite while there is no connection."""
-        return self.link.clock() - self._answered_at if self.link.up else float("inf")
+        """How long ago Redis last answered a heartbeat; infinite while there is no connection. In a Cluster also while
+        a master can't be reached, unless other nodes reach it."""
+        counts = self.link.up or (self._lacking >= _MAX_LACKING and self.link.is_usable(0))
+        return self.link.clock() - self._answered_at if counts else float("inf")
 
     @property
     def connects(self) -> int:
@@ -129,6 +139,7 @@ class Heartbeat:
         self._wake.set()
 
     def _connected(self) -> None:
+        self._lacking = 0
         self.link.subscribe([self._keys.news])
         self._quick = _QUICK_BEATS
         self._wake.set()
@@ -151,13 +162,14 @@ class Heartbeat:
 
     async def _run_forever(self) -> None:
         while True:
-            await self.link.wait_up()
+            if not self.link.is_usable(0):
+                await self.link.wait_up()
             if self._store is not None:
                 try:
                     async with asyncio.timeout(_ANSWER_WITHIN_S):
                         await self._send()
                 except TimeoutError:
-                    self.link.drop(f"a heartbeat was unanswered for {_ANSWER_WITHIN_S:g} s")
+                    self.link.drop_connection(0, f"a heartbeat was unanswered for {_ANSWER_WITHIN_S:g} s")
                 except LinkDown:
                     # The link logs it and reconnects.
                     pass
@@ -175,7 +187,7 @@ class Heartbeat:
         nodes = self._nodes
         self._beat += 1
         has_news, self._has_news = self._has_news, False
-        node = self._describe(self._store, self._beat)
+        node = structs.replace(self._describe(self._store, self._beat), reaches_all=self.link.up)
         replaces = nodes.replaceable(node.name, node.started)
         gives_up = self._gives_up(node)
         call = lead_call(
@@ -191,6 +203,7 @@ class Heartbeat:
         status, leader, flat, drained, known = await self.link.execute(LEAD, *call)
         self._answered_at = self.link.clock()
         nodes.read(leader, entries_of(flat), self._answered_at, lost=self._joined and not known)
+        self._count_lacking()
         if status == REFUSED:
             self._refuse(self._store)
             return
@@ -204,6 +217,14 @@ class Heartbeat:
         if node.serves and not replaces and nodes.replaceable(node.name, node.started):
             # An earlier run of this node leads. It can be replaced at once.
             self._wake.set()
+
+    def _count_lacking(self) -> None:
+        if self.link.up or not self._nodes.others_reach_all():
+            self._lacking = 0
+        elif self._answered_at - self._lacking_at > 0.8 * self._every_s:
+            # Heartbeats that are sent at once don't count.
+            self._lacking += 1
+            self._lacking_at = self._answered_at
 
     def _gives_up(self, node: Node) -> bool:
         """Whether this node leads, and another one has been fitter for a while."""

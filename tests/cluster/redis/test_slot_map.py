@@ -43,6 +43,38 @@ async def test_one_node_in_the_url_suffices_but_two_nodes_must_agree(cluster):
     await alone.close()
 
 
+async def test_node_counts_once_however_many_names_it_has(cluster):
+    """Cut off together with us, a node agreed with itself, and its shards went on as if nothing had happened."""
+    port = cluster.nodes[0].port
+    slots = map_of(f"redis+cluster://localhost:{port},127.0.0.1:{port}")
+    masters, ask = await slots.read(), slots._ask
+    # The first answers, of one node, named the others.
+    assert {("localhost", port), ("127.0.0.1", port)} < slots.nodes
+
+    async def cut_off_with_one(node):
+        if node[1] != port:
+            raise OSError("cut off")
+        return await ask(node)
+
+    slots._ask = cut_off_with_one
+    with pytest.raises(OSError, match="agree"):
+        await slots.read()
+    slots._ask = ask
+    assert await slots.read() == masters
+    await slots.close()
+
+
+async def test_map_is_read_where_the_acl_keeps_the_ids_of_the_nodes_from_us(cluster):
+    rights = ["on", ">pw", "+cluster|info", "+cluster|slots", "+@connection"]
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL", "SETUSER", "reader", *rights)
+    login = "redis+cluster://reader:pw@"
+    slots = map_of(cluster.url.replace("redis+cluster://", login))
+    assert len(await slots.read()) == SHARDS
+    await slots.close()
+
+
 async def test_nodes_that_the_cluster_no_longer_has_are_forgotten(cluster):
     slots = map_of(cluster.url)
     # It was a node of this cluster once. Now its address may be another cluster's.

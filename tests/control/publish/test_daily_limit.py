@@ -46,9 +46,9 @@ async def records(tmp_path):
 async def make(link, records, clock):
     made = []
 
-    def new(copy_every_s=60.0):
+    def new(copy_every_s=60.0, kept_shards=frozenset):
         quota = Quota(link, Keys("rp"), wall_clock=clock)
-        made.append(DailyLimit(quota, records, copy_every_s=copy_every_s, wall_clock=clock))
+        made.append(DailyLimit(quota, records, kept_shards, copy_every_s=copy_every_s, wall_clock=clock))
         return made[-1], quota
 
     yield new
@@ -129,6 +129,33 @@ async def test_spending_waits_until_lost_counters_are_restored(make, records, re
     daily.link_up()
     assert await spending == (False, 9)
     assert await quota.used("3") == 9
+
+
+async def test_spending_waits_only_where_counters_may_be_lost(make, records):
+    """While any master of a Cluster was away, no app with a limit could publish."""
+    kept: set[int] = set()
+    daily, quota = make(kept_shards=lambda: frozenset(kept))
+    here, elsewhere = records.apps["3"], records.apps["4"]
+    assert quota.shard("3") != quota.shard("4")
+    daily.link_up()
+    for app in (here, elsewhere):
+        await daily.spend(app, 1, 10)
+    kept.update({quota.shard("3"), quota.shard("4")})
+    daily.link_down()
+    for app in (here, elsewhere):
+        assert await asyncio.wait_for(daily.spend(app, 1, 10), 60) == (True, 2)
+    # Another master is lost before the first one is back.
+    kept.remove(quota.shard("4"))
+    daily.link_down()
+    assert await daily.spend(here, 1, 10) == (True, 3)
+    waiting = asyncio.create_task(daily.spend(elsewhere, 1, 10))
+    await asyncio.sleep(0)
+    kept.add(quota.shard("4"))
+    daily.link_down()
+    assert await daily.spend(here, 1, 10) == (True, 4)
+    assert not waiting.done()
+    daily.link_up()
+    assert await waiting == (True, 3)
 
 
 async def test_another_node_restores_what_the_one_that_copied_has_written(make, records, redis):

@@ -41,6 +41,9 @@ T = TypeVar("T")
 _CONNECTED_WITHIN_S: Final = 5.0
 _READ_MAP_EVERY_S: Final = 1.0
 _MAX_DELAY_S: Final = 0.2
+# Beats and reads of the beats show only whether the connection to the master of shard 0 works, so each link watches its
+# own. Looks are 1 s apart.
+_MAX_UNANSWERED_LOOKS: Final = 10
 # While a slot moves, its keys are in two nodes. The same call succeeds when the move is over.
 _MOVING: Final = ("ASK ", "TRYAGAIN")
 _REPEAT_AFTER_S: Final = 0.05
@@ -92,6 +95,7 @@ class ClusterLink(Link):
         is_answered_last: bool = False,
         connected_within_s: float = _CONNECTED_WITHIN_S,
         repeat_for_s: float = _REPEAT_FOR_S,
+        max_unanswered_looks: int = _MAX_UNANSWERED_LOOKS,
     ) -> None:
         super().__init__(
             url,
@@ -99,6 +103,7 @@ class ClusterLink(Link):
             sharded=True,
             first_delay_s=first_delay_s,
             max_delay_s=_MAX_DELAY_S,
+            max_unanswered_looks=max_unanswered_looks,
             is_answered_last=is_answered_last,
         )
         self.slot_map = SlotMap(RedisUrl.parse(url))
@@ -317,6 +322,7 @@ class ClusterLink(Link):
                 self.slot_map.url_of(address),
                 clock=self.clock,
                 sharded=True,
+                max_unanswered_looks=self._max_unanswered_looks,
                 is_answered_last=self._is_answered_last,
             )
             link.start(

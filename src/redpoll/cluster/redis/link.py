@@ -90,6 +90,9 @@ class Link:
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
 
+    `max_unanswered_looks`: the connection is replaced after as many looks at its server without an answer. None: others
+    send commands that show whether it works.
+
     `is_answered_last` is for links whose publishes are confirmed to others (RedisConnection.be_answered_last).
 
     `connection` is the present one. `connects`, `commands`, `errors` (error replies) and `handler_errors` are counters.
@@ -105,6 +108,7 @@ class Link:
         max_delay_s: float = 1.0,
         handshake_s: float = 5.0,
         look_every_s: float = _LOOK_EVERY_S,
+        max_unanswered_looks: int | None = None,
         is_answered_last: bool = False,
     ) -> None:
         self._server = RedisUrl.parse(url)
@@ -125,6 +129,7 @@ class Link:
         self._max_delay_s = min(max_delay_s, _MAX_DELAY_WITH_SENTINELS_S) if self._sentinels else max_delay_s
         self._handshake_s = handshake_s
         self._look_every_s = look_every_s
+        self._max_unanswered_looks = max_unanswered_looks
         self._is_answered_last = is_answered_last
         self.connection: RedisConnection | None = None
         self._server_watch = ServerWatch()
@@ -140,6 +145,10 @@ class Link:
     def kept_shards(self) -> frozenset[int]:
         """While the link is down and until it goes down again: the shards that weren't lost. None without a Cluster."""
         return frozenset()
+
+    def is_usable(self, shard: int) -> bool:
+        """Calls for this shard are made."""
+        return self.up or shard in self.kept_shards
 
     @property
     def reconnects(self) -> int:
@@ -372,6 +381,9 @@ class Link:
         """Returns when the connection is down. A server that has become a replica answers READONLY, which ends it."""
         while await self._next_look():
             self._server_watch.look(self.call_packed)
+            most = self._max_unanswered_looks
+            if most is not None and self._server_watch.unanswered_looks >= most:
+                self.drop(f"no answer within {most * self._look_every_s:g} s")
 
     async def _watch_master(self, sentinels: Sentinels) -> None:
         """Returns when the connection is down. Drops it when the Sentinels name another master."""

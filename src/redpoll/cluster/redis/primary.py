@@ -66,9 +66,10 @@ class Checked:
 class ServerWatch:
     """Whether the server of one connection takes writes, and answers at all. The link calls `look` once a second, and
     `reset` when the connection is lost. `ask(question, done)` sends the question. `refusal`: why a publish would not be
-    confirmed; "" if nothing is known against it."""
+    confirmed; "" if nothing is known against it. `unanswered_looks`: how many in a row found the same question
+    unanswered."""
 
-    __slots__ = ("_answer", "_asked", "_looks_unanswered", "refusal")
+    __slots__ = ("_answer", "_asked", "refusal", "unanswered_looks")
 
     def __init__(self) -> None:
         self.reset()
@@ -77,7 +78,7 @@ class ServerWatch:
         """Nothing is known, and no question is unanswered."""
         self.refusal = self._answer = ""
         self._asked = False
-        self._looks_unanswered = 0
+        self.unanswered_looks = 0
 
     def look(self, ask: Callable[[bytes, Done], None]) -> None:
         """Asks, or counts that the last question is unanswered."""
@@ -85,15 +86,15 @@ class ServerWatch:
             self._asked = True
             ask(_LOOK, self._answered)
             return
-        self._looks_unanswered += 1
-        if self._looks_unanswered == _SILENT_AFTER_LOOKS:
+        self.unanswered_looks += 1
+        if self.unanswered_looks == _SILENT_AFTER_LOOKS:
             log.warning("redis is silent")
             self.refusal = self._answer or "Redis doesn't answer"
 
     def _answered(self, reply: Any) -> None:
         if isinstance(reply, LinkDown):
             return
-        self._asked, self._looks_unanswered = False, 0
+        self._asked, self.unanswered_looks = False, 0
         before, self._answer = self._answer, refusal(reply)
         self.refusal = self._answer
         if self._answer and not before:

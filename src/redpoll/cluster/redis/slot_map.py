@@ -2,7 +2,8 @@
 
 Two nodes must agree, because one that was cut off from the others still shows its old map. Of several maps, the one of
 the node with the highest epoch counts. All known nodes are asked at the same time; those that say that the cluster is
-down don't count.
+down don't count. A node that is known by several names, such as the URL's and its address, counts once, unless the
+ACL forbids CLUSTER MYID.
 """
 
 from __future__ import annotations
@@ -46,25 +47,32 @@ class SlotMap:
 
         nodes = sorted(self.nodes)
         answers = await asyncio.gather(*(self._ask(node) for node in nodes), return_exceptions=True)
-        # By map: the epochs of the nodes that show it. A move or a fail-over raises the epoch of the new master.
-        maps: dict[tuple[Address, ...], list[int]] = {}
+        # By map, and by the id of the node that shows it: the node's epoch. A move or a fail-over raises the epoch of
+        # the new master.
+        maps: dict[tuple[Address, ...], dict[str, int]] = {}
         # By map: the nodes that those nodes know.
         known_by: dict[tuple[Address, ...], set[Address]] = {}
-        needed = min(2, len(nodes))
+        # Of each answer, so one that has two names is here twice.
+        ids: list[str] = []
         for answer in answers:
             if isinstance(answer, RedisError | OSError | TimeoutError):
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            masters, epoch, known = answer
+            masters, epoch, known, node_id = answer
+            ids.append(node_id)
             self.nodes |= known
             if masters is not None:
-                maps.setdefault(masters, []).append(epoch)
+                maps.setdefault(masters, {})[node_id] = epoch
                 known_by.setdefault(masters, set()).update(known)
-        agreed = [(max(epochs), len(epochs), masters) for masters, epochs in maps.items() if len(epochs) >= needed]
+        other_names = len(ids) - len(set(ids))
+        needed = min(2, len(nodes) - other_names)
+        agreed = [
+            (max(epochs.values()), len(epochs), masters) for masters, epochs in maps.items() if len(epochs) >= needed
+        ]
         if not agreed:
             raise OSError(f"no two nodes of the cluster at {self._url.place} agree on its masters")
-        if needed == 1 and len(self.nodes) > 1:
+        if needed == 1 and len(self.nodes) > len(nodes):
             # The URL names one node. Now the others are known.
             return await self.read()
         _, _, masters = max(agreed)
@@ -90,8 +98,9 @@ class SlotMap:
         clients, self._clients = self._clients, {}
         await asyncio.gather(*(client.aclose() for client in clients.values()), return_exceptions=True)
 
-    async def _ask(self, node: Address) -> tuple[tuple[Address, ...] | None, int, set[Address]]:
-        # The masters of the shards, None if the cluster is down for this node; its epoch; all nodes that it knows.
+    async def _ask(self, node: Address) -> tuple[tuple[Address, ...] | None, int, set[Address], str]:
+        # The masters of the shards, None if the cluster is down for this node; its epoch; all nodes that it knows; its
+        # id, or its name if the ACL keeps the id from us.
         client = self._clients.get(node)
         if client is None:
             client = self._clients[node] = connection_to(*node, self._url, self._url.username, self._url.password)
@@ -99,7 +108,13 @@ class SlotMap:
             pipeline = client.pipeline(transaction=False)
             pipeline.execute_command("CLUSTER", "INFO")
             pipeline.execute_command("CLUSTER", "SLOTS")
-            info, ranges = await pipeline.execute()
+            pipeline.execute_command("CLUSTER", "MYID")
+            info, ranges, node_id = await pipeline.execute(raise_on_error=False)
+        for reply in (info, ranges):
+            if isinstance(reply, Exception):
+                raise reply
+        if isinstance(node_id, Exception):
+            node_id = f"{node[0]}:{node[1]}"
         masters: dict[int, Address] = {}
         known: set[Address] = set()
         for first, last, *holders in ranges:
@@ -110,5 +125,5 @@ class SlotMap:
                     masters[at] = addresses[0]
         epoch = int(_EPOCH.findall(info)[0])
         if "cluster_state:ok" not in info or len(masters) < len(TAGS):
-            return None, epoch, known
-        return tuple(masters[at] for at in range(len(TAGS))), epoch, known
+            return None, epoch, known, node_id
+        return tuple(masters[at] for at in range(len(TAGS))), epoch, known, node_id

@@ -3,7 +3,7 @@
 Workers and this process count in Redis (cluster/quota.py). Every minute the leader copies the counters to the record
 store. At the start, and after every reconnect to Redis, each node writes the greater of both counters to Redis before
 anything is published; the leader does so with each copy. So after a loss of Redis' data, counting continues from a copy
-that is at most a minute old.
+that is at most a minute old. In a Cluster, counters in shards that weren't lost are right, so their apps don't wait.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class Counters(Protocol):
 
 
 class DailyLimit:
-    """Counts messages, and copies the counters while `leads()`. Call `link_up` and `link_down` when the connection to
-    Redis changes."""
+    """Counts messages, and copies the counters while `leads()`. `kept_shards()` are the link's. Call `link_up` and
+    `link_down` when the connection to Redis changes."""
 
     def __init__(
         self,
         quota: Quota,
         records: Counters,
+        kept_shards: Callable[[], frozenset[int]] = frozenset,
         *,
         leads: Callable[[], bool] = lambda: True,
         copy_every_s: float = COPY_EVERY_S,
@@ -58,10 +59,13 @@ class DailyLimit:
     ) -> None:
         self._quota = quota
         self._records = records
+        self._kept_shards = kept_shards
         self._leads = leads
         self._copy_every_s = copy_every_s
         self._wall_clock = wall_clock
         self._restored = asyncio.Event()
+        # Until then: the shards that were restored and haven't been lost since.
+        self._restored_shards: frozenset[int] = frozenset()
         self._restoring: asyncio.Task[None] | None = None
         self._copying: asyncio.Task[None] | None = None
         # The greatest known count of each app on `_day`. If Redis has a smaller one, it lost its data.
@@ -87,6 +91,8 @@ class DailyLimit:
         self._restoring = asyncio.get_running_loop().create_task(self._restore_all(), name="daily restore")
 
     def link_down(self) -> None:
+        kept_shards = self._kept_shards()
+        self._restored_shards = kept_shards if self._restored.is_set() else self._restored_shards & kept_shards
         self._restored.clear()
         if self._restoring is not None:
             self._restoring.cancel()
@@ -97,7 +103,7 @@ class DailyLimit:
 
         While Redis is away it waits; the caller sets a timeout.
         """
-        if not self._restored.is_set():
+        if not self._restored.is_set() and self._quota.shard(app.id) not in self._restored_shards:
             await self._restored.wait()
         spent = await self._quota.spend(app.id, messages, limit, once)
         if spent.used > self._known.get(app.id, 0) and self._day == self._quota.today():

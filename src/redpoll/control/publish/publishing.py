@@ -28,7 +28,7 @@ class Publishing:
         self.bus = Bus(link, keys)
         gate = PublishGate(self.bus, link, keys.nodes, view)
         self.publisher = Publisher(self.bus, gate.wait, lambda: link.kept_shards)
-        self.daily = DailyLimit(Quota(link, keys), records, leads=leads)
+        self.daily = DailyLimit(Quota(link, keys), records, lambda: link.kept_shards, leads=leads)
 
     def start(self) -> None:
         self.daily.start()
