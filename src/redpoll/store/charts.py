@@ -71,7 +71,7 @@ class Charts:
 
     @classmethod
     async def open(cls, path: Path) -> Charts:
-        """Opens the file. An unusable one is renamed to `.old` and a new one is made.
+        """Opens the file. One that is damaged or of another version is renamed to `.old`, and a new one is made.
 
         Raises OSError or sqlalchemy.exc.SQLAlchemyError if that fails too.
         """

@@ -130,7 +130,7 @@ class EventLog:
 
     @classmethod
     async def open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:
-        """Opens the file. An unusable file is renamed to `.old` and a new one is created.
+        """Opens the file. One that is damaged or of another version is renamed to `.old`, and a new one is made.
 
         Raises OSError or sqlalchemy.exc.SQLAlchemyError if that fails too.
         """
