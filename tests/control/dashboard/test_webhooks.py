@@ -1,15 +1,15 @@
 """The pages of webhooks: creating, changing, testing and deleting endpoints, and their deliveries."""
 
-import contextlib
 import json
 import re
-import sqlite3
+import time
 
 import pytest
 
 from helpers.receiver import Receiver, status
 from redpoll.control.dashboard import webhooks
 from redpoll.store import deliveries
+from redpoll.store.deliveries import AttemptRow, Result
 
 SETTINGS = {"webhook_allow_http": True, "webhook_allow_addresses": ("127.0.0.0/8",)}
 GOOD = {"url": "http://127.0.0.1:9/hook", "event": ["all"], "format": "service"}
@@ -129,7 +129,7 @@ async def test_test_shows_the_result_and_the_response(plane, browser):
         assert len(receiver.requests) == 1
 
 
-async def test_export_has_the_deliveries_that_are_delivered_meanwhile(plane, browser, tmp_path, monkeypatch):
+async def test_export_has_the_deliveries_that_are_delivered_meanwhile(plane, browser, monkeypatch):
     here = (await browser.post("/dashboard/apps/3/webhooks/new", **GOOD)).headers["location"]
     await browser.post(f"{here}/disable")
     (endpoint,) = endpoints(plane)
@@ -149,16 +149,20 @@ async def test_export_has_the_deliveries_that_are_delivered_meanwhile(plane, bro
         }
         for at in range(5)
     ]
-    async with plane.plane.dashboard.accounts.store.change() as connection:
+    store = plane.plane.dashboard.accounts.store
+    async with store.change() as connection:
         await deliveries.add(connection, waiting)
-    row_of = webhooks.delivery_row
+        (oldest,) = await deliveries.find_by_ids(connection, ["d0"])
+    added = plane.plane.webhooks.added
 
-    def deliver_oldest(delivery):
-        with contextlib.closing(sqlite3.connect(tmp_path / "redpoll.sqlite", isolation_level=None)) as other:
-            other.execute("UPDATE deliveries SET state = 'delivered', at = 2000 WHERE id = 'd0'")
-        return row_of(delivery)
+    async def added_while_the_oldest_is_delivered(*args, **more):
+        page = await added(*args, **more)
+        attempt = AttemptRow(1, time.time(), 200, 1, "delivered", "200 OK", b"")
+        async with store.change() as connection:
+            await deliveries.put_results(connection, [Result(oldest.number, "d0", "delivered", time.time(), attempt)])
+        return page
 
-    monkeypatch.setattr(webhooks, "delivery_row", deliver_oldest)
+    monkeypatch.setattr(plane.plane.webhooks, "added", added_while_the_oldest_is_delivered)
     monkeypatch.setattr(webhooks, "_CHUNK", 2)
     job = (await browser.post(f"{here}/export", format="json")).headers["location"]
     exported = json.loads((await browser.file_of(job)).body)
