@@ -83,10 +83,12 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
       redpoll restore today.sqlite --data-dir /var/lib/redpoll
     """
     from redpoll.host import datafolder
+    from redpoll.store.migrating import scripts
     from redpoll.store.sqlite import finish_restore, restoring
 
     _refuse_postgres(settings, "restore them, with all servers stopped,", "pg_restore --clean --dbname=URL FILE")
     import_store()
+    scripts()
     database = _database(settings)
     # Not that of another restore.
     partial = database.with_name(f"{database.name}.{os.getpid()}.partial")

@@ -5,19 +5,20 @@ Alembic takes a fifth of a second of processor time to import, so store.py impor
 isn't at the newest migration.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 
 from redpoll import __version__
 from redpoll.store.errors import StoreError
 from redpoll.store.schema import meta, state_facts
 
-__all__ = ["Schema", "migrate", "state_of", "unusable"]
+__all__ = ["Schema", "migrate", "scripts", "state_of", "unusable"]
 
 
 class Schema(NamedTuple):
@@ -39,21 +40,27 @@ def _config() -> Config:
     return config
 
 
+@cache
+def scripts() -> tuple[Script, ...]:
+    """All migrations, from the newest to the oldest. Read once: call it before root acts as somebody who may not be
+    able to read the installation."""
+    return tuple(ScriptDirectory.from_config(_config()).walk_revisions())
+
+
 def state_of(connection: sa.Connection | None, database: str) -> Schema:
     """The state of a database; `connection` None if there is none yet."""
-    # From the newest to the oldest.
-    scripts = list(ScriptDirectory.from_config(_config()).walk_revisions())
+    newer = scripts()
     revision = None if connection is None else MigrationContext.configure(connection).get_current_revision()
-    known = [script.revision for script in scripts]
+    known = [script.revision for script in newer]
     if connection is not None and revision is not None:
         stated = {row.name: row.value for row in connection.execute(sa.select(meta))}
         migrated_by = stated.get("migrated_by", "")
         if revision not in known:
             return Schema(database, revision, [], migrated_by, stated.get("compatible", revision) <= known[0])
-        scripts = scripts[: known.index(revision)]
+        newer = newer[: known.index(revision)]
     else:
         migrated_by = ""
-    missing = [(script.revision, " ".join(script.doc.split())) for script in reversed(scripts)]
+    missing = [(script.revision, " ".join(script.doc.split())) for script in reversed(newer)]
     return Schema(database, revision, missing, migrated_by, True)
 
 
@@ -76,7 +83,7 @@ def migrate(connection: sa.Connection, database: str) -> None:
 
 def unusable(schema: Schema) -> str:
     """Why this redpoll can't use a store that isn't `usable`."""
-    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    newest = scripts()[0].revision
     return (
         f"the record store {schema.database} was migrated by redpoll {schema.migrated_by or '(unknown version)'} "
         f"(revision {schema.revision}), and this redpoll {__version__} (revision {newest}) doesn't understand it; "
