@@ -1,5 +1,6 @@
 import asyncio
 import random
+from contextlib import asynccontextmanager
 
 from helpers.wire import BINARY, TEXT, frame
 from redpoll.testing.relay import Relay, take_frames
@@ -27,8 +28,20 @@ def test_frames_are_taken_whole_however_the_bytes_come():
         assert not buffer
 
 
+@asynccontextmanager
+async def relayed(upstream):
+    """Yields the address of a relay to the server `upstream`, and what it notes: (path, status) of each answer."""
+    noted = []
+    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
+    relay.upstream = server.sockets[0].getsockname()
+    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    async with server, listener, asyncio.timeout(60):
+        yield listener.sockets[0].getsockname(), noted
+
+
 async def test_a_stream_is_passed_on_as_it_comes_and_ends_with_its_client():
-    noted, received, left = [], asyncio.Event(), asyncio.Event()
+    received, left = asyncio.Event(), asyncio.Event()
 
     async def upstream(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
@@ -39,12 +52,8 @@ async def test_a_stream_is_passed_on_as_it_comes_and_ends_with_its_client():
         left.set()
         writer.close()
 
-    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
-    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
-    relay.upstream = server.sockets[0].getsockname()
-    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-    async with server, listener, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+    async with relayed(upstream) as (address, noted):
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /stream HTTP/1.1\r\nHost: h\r\n\r\n")
         await reader.readuntil(b"first")
         assert noted == [("/stream", 200)]
@@ -61,13 +70,8 @@ async def test_requests_of_one_connection_are_answered_in_their_order():
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + target[0])
         writer.close()
 
-    noted = []
-    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
-    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
-    relay.upstream = server.sockets[0].getsockname()
-    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-    async with server, listener, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+    async with relayed(upstream) as (address, noted):
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(3)))
         writer.write_eof()
         answers = await reader.read()
@@ -87,13 +91,9 @@ async def test_a_client_that_is_connected_when_the_server_ends_causes_no_traceba
         writer.close()
         ended.set()
 
-    relay = Relay(lambda _: None, lambda _, __: None, lambda _, __: None)
-    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
-    relay.upstream = server.sockets[0].getsockname()
-    listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-    async with server, listener, asyncio.timeout(60):
+    async with relayed(upstream) as (address, _):
         before = asyncio.all_tasks()
-        _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        _, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /app/key HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\n\r\n")
         await upgraded.wait()
         (serving,) = (task for task in asyncio.all_tasks() - before if task.get_coro().__name__ == "serve")
