@@ -571,8 +571,9 @@ cdef class WebSocket(Sink):
 
     def end_reading(self):
         """The request that came is the client's last: close a plain socket as soon as the answer is written, without
-        waiting for the client's end."""
-        if self.watched:
+        waiting for the client's end. While the answer to an earlier request waits, this does nothing: that one would be
+        taken for the last."""
+        if self.watched and self.unsent_chain == NULL and self.urgent == NULL:
             self.ended = True
 
     def upgrade(self, bytes received not None):

@@ -67,7 +67,8 @@ cdef class Sink(Polled):
     # The audiences that this is in: heap memory if `seat_count` is above INLINE_SEATS.
     cdef Seats seats
     cdef uint32_t seat_count
-    # Bytes handed to the transport that it had not written when it paused us.
+    # Bytes that the transport had not written when it paused us. A Transport says so after each write; of others it is
+    # the size of what was handed to them.
     cdef uint32_t buffered
     # Flags take a byte each; a bint takes four, and there are tens of thousands of sinks.
     # Frames are taken: from connection_made until a Close is queued or the transport goes.
@@ -91,7 +92,7 @@ cdef class Sink(Polled):
     cdef void detach_transport(self) noexcept
     cdef int note(self, bytes frame, bint urgent) except -1
     cdef int owe(self, bytes frame, bint urgent) except -1
-    cdef void drop_unsent(self) noexcept
+    cdef int drop_unsent(self) except -1
     cdef int lengthen(self, bytes frame, bint urgent) except -1
     cdef inline uint64_t unsent_weight(self) noexcept
     cdef int be_flushed(self) except -1
@@ -101,6 +102,14 @@ cdef class Sink(Polled):
     cdef int broke(self) except -1
     cdef inline uint64_t unsent(self) noexcept
     cdef int check_writable(self) except -1
+
+
+cdef struct Queue:
+    # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
+    PyObject** sinks
+    Py_ssize_t start
+    Py_ssize_t end
+    Py_ssize_t capacity
 
 
 cdef struct Post:
@@ -134,14 +143,7 @@ cdef class Audience:
     cdef int post_to(
         self, bytes frame, uint64_t skip_hi, uint64_t skip_lo, uint32_t first, uint32_t end
     ) except -1
-
-
-cdef struct Queue:
-    # Sinks with something to write, oldest first: [start, end) of heap memory, each owned.
-    PyObject** sinks
-    Py_ssize_t start
-    Py_ssize_t end
-    Py_ssize_t capacity
+    cdef int owe_one(self, Sink sink, bytes frame, Queue* queue, Py_ssize_t to_come) except -1
 
 
 cdef class Flusher:

@@ -30,6 +30,13 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_TRUNC
         SHUT_WR
 
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int fd, unsigned long what, int* value)
+
+cdef extern from "<linux/sockios.h>" nogil:
+    enum:
+        SIOCOUTQ
+
 cdef extern from *:
     """
     #ifdef REDPOLL_DEBUG
@@ -215,6 +222,21 @@ cdef class Sink(Polled):
         """Queued bytes that the kernel hasn't taken yet."""
         return self.unsent()
 
+    @property
+    def undelivered_bytes(self) -> int:
+        """As `unsent_bytes`, with those that the kernel has and the peer's kernel hasn't acknowledged.
+
+        So it shows sooner that a slow peer reads: our kernel reports room only when a third of its buffer is free. It
+        costs a system call.
+        """
+        cdef:
+            Polled polled = <Transport> self.transport if isinstance(self.transport, Transport) else self
+            int of_kernel = 0
+        # 0 if it fails.
+        if polled.watched:
+            ioctl(polled.fd, SIOCOUTQ, &of_kernel)
+        return self.unsent() + of_kernel
+
     cdef inline uint64_t unsent(self) noexcept:
         cdef uint64_t total = self.buffered
         if self.unsent_chain != NULL:
@@ -359,7 +381,6 @@ cdef class Sink(Polled):
         cdef:
             Flusher flusher = self.flusher
             uint64_t size = PyBytes_GET_SIZE(frame) + LINK_BYTES
-        reserve(&flusher.quick, 1)
         if self.unsent_weight() + size > flusher.max_unsent_bytes:
             if not self.paused:
                 # Many bytes in one tick aren't the client's fault: nothing was written to it yet.
@@ -369,6 +390,8 @@ cdef class Sink(Polled):
             if self.paused and self.unsent_weight() + size > flusher.max_unsent_bytes:
                 self.drop_unsent()
                 return 0
+        # Not before the write: its transport may have put other sinks into the queue.
+        reserve(&flusher.quick, 1)
         self.lengthen(frame, urgent)
         flusher.frames_posted += 1
         if not self.queued & IN_QUICK and not self.paused:
@@ -379,18 +402,18 @@ cdef class Sink(Polled):
         """More waits for this sink than may, where its caller keeps it: the next flush closes it, as with too many unsent
         bytes."""
         if self.writable:
-            reserve(&self.flusher.quick, 1)
             self.drop_unsent()
             self.flusher.wake()
 
-    cdef void drop_unsent(self) noexcept:
-        """Drop all frames, and let the next flush close this sink: the caller may be iterating over an audience. There is
-        room in the quick queue."""
+    cdef int drop_unsent(self) except -1:
+        """Drop all frames, and let the next flush close this sink: the caller may be iterating over an audience."""
+        reserve(&self.flusher.quick, 1)
         self.forget_unsent()
         self.writable = False
         self.overrun = True
         if not self.queued:
             put(&self.flusher.quick, <PyObject*> self, IN_QUICK)
+        return 0
 
     cdef int lengthen(self, bytes frame, bint urgent) except -1:
         """Add `frame` after the others, without checking the limit."""
@@ -445,7 +468,7 @@ cdef class Transport(Polled):
     """What a sink without a descriptor writes through, in the poller's turns: subclass it (_tls.pyx)."""
 
     cdef int write_bytes(self, const char* at, Py_ssize_t size) except -1:
-        """Write all of it, or keep what there is no room for and call the sink's pause_writing()."""
+        """Write all of it, or keep what there is no room for, in the sink's `buffered`, and call its pause_writing()."""
         return 0
 
 
@@ -616,9 +639,9 @@ cdef class Audience:
     def post(self, bytes frame not None, uint64_t skip_hi=0, uint64_t skip_lo=0) -> int:
         """Queue `frame` for every sink except the one whose socket id is `skip_hi.skip_lo`. Returns their number.
 
-        Copies nothing. It calls only `schedule`, once, at the end, so the audience can't change during the walk. In an
-        audience of more than `Flusher.post_at_once`, the next flushes add it, a slice each, and all sinks count as noted.
-        A sink that is added later doesn't get it, and posts keep their order.
+        Copies nothing. It calls only `schedule` and the transports of sinks with too much unsent. Neither may change the
+        audience, because it is walked. In an audience of more than `Flusher.post_at_once`, the next flushes add it, a
+        slice each, and all sinks count as noted. A sink that is added later doesn't get it, and posts keep their order.
         """
         cdef:
             Flusher flusher = self.flusher
@@ -716,7 +739,7 @@ cdef class Audience:
                     now = grow(was, <PyObject*> frame)
                     total = weight(now)
                 if total + (<Sink> sink).buffered + weight((<Sink> sink).urgent) > limit:
-                    noted += (<Sink> sink).owe(frame, False)
+                    noted += self.owe_one(<Sink> sink, frame, queue, end - i - 1)
                     continue
                 (<Sink> sink).unsent_chain = now
                 moved += 1
@@ -727,6 +750,13 @@ cdef class Audience:
         finally:
             # Also after an exception: the sinks that point to `now` are its holders.
             settle(was, now, moved)
+        return noted
+
+    cdef int owe_one(self, Sink sink, bytes frame, Queue* queue, Py_ssize_t to_come) except -1:
+        """Note `frame` on a sink that may have too much unsent, in the middle of a post. It, and those that its transport
+        writes to, may take the room in `queue` that the sinks to come need."""
+        cdef int noted = sink.owe(frame, False)
+        reserve(queue, to_come)
         return noted
 
 
@@ -946,7 +976,8 @@ cdef class Flusher:
         return 0
 
     cdef int write_now(self, Sink sink) except -1:
-        """Write what waits for `sink` now, not at the flush. Calls only its transport."""
+        """Write what waits for `sink` now, not at the flush. Calls only its transport, which may put other sinks into the
+        queues: one of the HTTP fallback writes to another connection."""
         try:
             if self.write_unsent(sink):
                 self.write_later(sink, &self.quick, IN_QUICK)
@@ -1126,8 +1157,6 @@ cdef class Flusher:
                 self.writes += 1
                 self.bytes_written += size
                 (<Transport> sink.transport).write_bytes(at, size)
-                if sink.paused:
-                    sink.buffered = <uint32_t> size
                 return 0
             if chain.frames == 1:
                 data = <bytes> chain.frame
@@ -1189,6 +1218,8 @@ cdef class Flusher:
     cdef int hand(self, Sink sink, bytes data) except -1:
         self.writes += 1
         self.bytes_written += PyBytes_GET_SIZE(data)
+        if isinstance(sink.transport, Transport):
+            return (<Transport> sink.transport).write_bytes(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         sink.transport.write(data)
         if sink.paused:
             sink.buffered = <uint32_t> PyBytes_GET_SIZE(data)

@@ -14,6 +14,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from redpoll._engine cimport WebSocket
+from redpoll._fanout cimport Sink
 from redpoll._openssl cimport Context, fault_text, openssl
 from redpoll._sockets cimport BULK, Poller, peer_of, place_of
 
@@ -376,9 +377,12 @@ cdef class TlsSocket(Transport):
     cdef int wait_for_room(self) except -1:
         self.paused = True
         self.poller.watch(self)
-        if self.state == STATE_OPEN and not self.connection_paused:
-            self.connection_paused = True
-            self.connection.pause_writing()
+        if self.state == STATE_OPEN:
+            # After each send, because a slow client is spared while this becomes less.
+            (<Sink> self.connection).buffered = <uint32_t> (PyBytes_GET_SIZE(self.unsent) - self.unsent_at)
+            if not self.connection_paused:
+                self.connection_paused = True
+                self.connection.pause_writing()
         return 0
 
     cdef int send_rest(self) except -1:

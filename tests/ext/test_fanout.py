@@ -1,7 +1,9 @@
 """Audiences compared with sets, and the flusher on real sockets whose readers are slow, closed or hostile."""
 
 import asyncio
+import os
 import socket
+import subprocess
 import sys
 from typing import ClassVar
 
@@ -102,6 +104,93 @@ def test_an_audience_keeps_its_sinks_alive(flusher):
     audience = Audience(flusher)
     audience.add(Sink(flusher))
     assert len(list(audience)) == 1
+
+
+# Sessions of the HTTP fallback: each writes, in the middle of a send or post, to an HTTP connection of its own. The
+# allocator of debug builds notices a write past the end of the queue as soon as the queue grows.
+SESSIONS = """
+import asyncio
+import socket
+import sys
+
+from redpoll._engine import WebSocket
+from redpoll._fanout import Audience, Flusher
+from redpoll._sockets import Poller
+
+
+class Http(WebSocket):
+    def head_received(self, head):
+        self.serve_http()
+
+
+class Transport:
+    def __init__(self, http=None):
+        self.http = http
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def write(self, data):
+        if self.http is not None:
+            self.http.write_http(data)
+
+
+async def main(way):
+    poller = Poller(asyncio.get_running_loop())
+    flusher = Flusher(lambda: None, max_unsent_bytes=2000, poller=poller)
+    peers, many, few = [], Audience(flusher), Audience(flusher)
+
+    def connection(transport):
+        ws = WebSocket(flusher, 1000)
+        ws.open_on(transport)
+        return ws
+
+    def session():
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        http = Http(flusher, 1000)
+        poller.adopt(ours.detach(), http)
+        http.feed(b"GET / HTTP/1.1\\r\\n\\r\\n")
+        peers.append(theirs)
+        return connection(Transport(http))
+
+    sessions = [session() for _ in range(32 if way == "post" else 1)]
+    for each in sessions:
+        many.add(each)
+        few.add(each)
+    # The sessions are in the bulk queue. With the next frame they have too much unsent, and are written before it.
+    flusher.max_few = 0
+    many.post(b"a" * 1500)
+    flusher.max_few = 64
+    if way == "post":
+        for _ in range(32):
+            few.add(connection(Transport()))
+        few.post(b"b" * 900)
+    else:
+        others = [connection(Transport()) for _ in range(63)]
+        for other in others:
+            other.send(b"c")
+        sessions[0].send(b"b" * 900)
+    # The sessions are in both queues, 32 or 63 others in one, and the HTTP connections, too.
+    assert flusher.waiting == {"post": 2 * 32 + 32 + 32, "send": 2 + 63 + 1}[way], flusher.waiting
+    more = [connection(Transport()) for _ in range(64)]
+    for other in more:
+        other.send(b"c")
+    while flusher.flush():
+        pass
+    while flusher.flush():
+        pass
+    assert [theirs.recv(10_000) for theirs in peers] == [b"a" * 1500 + b"b" * 900] * len(peers)
+
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("way", ["send", "post"])
+def test_a_transport_may_write_to_other_sinks(way):
+    env = os.environ | {"PYTHONMALLOC": "debug"}
+    subprocess.run([sys.executable, "-c", SESSIONS, way], env=env, check=True, timeout=60)
 
 
 # -- posting -------------------------------------------------------------------------------------------------

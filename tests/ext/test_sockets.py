@@ -614,6 +614,22 @@ async def test_an_http_connection_may_become_a_websocket(http, head, reference, 
     assert answer == b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 101 "
 
 
+async def test_what_a_peer_takes_from_a_full_kernel_shows_as_delivered(poller, flusher, wait_until):
+    ours, theirs = socket_pair(buffer_bytes=65536)
+    sink = Client(flusher)
+    poller.adopt(ours, sink)
+    size = 1_000_000
+    sink.send(b"x" * size)
+    await wait_until(lambda: 0 < sink.unsent_bytes < size, what="a full kernel")
+    assert sink.unsent_bytes < sink.undelivered_bytes <= size
+    await read(theirs, 500_000)
+    await wait_until(lambda: sink.undelivered_bytes <= 500_000)
+    await read(theirs, 500_000)
+    await wait_until(lambda: sink.undelivered_bytes == 0)
+    theirs.close()
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+
+
 # -- one request, one connection -----------------------------------------------------------------------------
 
 
@@ -698,6 +714,23 @@ async def test_a_large_answer_to_a_last_request_arrives_whole(poller, single, wa
     ws.end_http(answer)
     await wait_until(lambda: poller.places[BULK] == 1, what="a full kernel")
     assert await read_to_end(client) == answer
+    await wait_until(lambda: poller.sockets == 0, what="the connection closed")
+
+
+@pytest.mark.parametrize("size", [10, 10_000_000], ids=["unwritten", "unread"])
+async def test_a_last_request_that_comes_while_an_earlier_answer_waits_is_answered_too(
+    poller, single, wait_until, size
+):
+    ws, client = await single(POST, ended=False)
+    earlier = os.urandom(size)
+    ws.write_http(earlier)
+    if size > 10:
+        await wait_until(lambda: poller.places[BULK] == 1 and ws.unsent_bytes < size, what="a full kernel")
+    ws.end_reading()
+    assert await read(client, size) == earlier
+    ws.end_http(b"answer")
+    assert await read_to_end(client) == b"answer"
+    client.close()
     await wait_until(lambda: poller.sockets == 0, what="the connection closed")
 
 

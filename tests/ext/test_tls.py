@@ -221,6 +221,20 @@ async def test_a_slow_reader_gets_everything_in_order(served, head):
     assert ws.unsent_bytes == 0
 
 
+async def test_what_a_slow_reader_takes_of_one_large_frame_is_no_longer_unsent(served, head):
+    ws, client = await served.connect(head, buffer_bytes=8192)
+    payload = os.urandom(1_000_000)
+    ws.send(b"\x82\x7f" + len(payload).to_bytes(8, "big") + payload)
+    await asyncio.sleep(0)
+    unsent, undelivered = ws.unsent_bytes, ws.undelivered_bytes
+    assert 900_000 < unsent < undelivered
+    assert (await client.read(500_010))[10:] == payload[:500_000]
+    assert unsent - ws.unsent_bytes > 400_000
+    assert undelivered - ws.undelivered_bytes > 400_000
+    assert await client.read(500_000) == payload[500_000:]
+    assert ws.unsent_bytes == 0
+
+
 async def test_close_notify_closes_and_is_answered(served, head, wait_until):
     ws, client = await served.connect(head)
     client.step(client.tls.unwrap)

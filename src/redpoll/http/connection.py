@@ -114,7 +114,8 @@ class HttpConnection(Generic[S]):
         state = self.state
         if state is _IDLE:
             self._idle.pop(self.stream, None)
-            if not self._begin_whole(data):
+            # While too much is unread, `_go_on` decides when the request is passed on.
+            if self.stream.unsent_bytes >= WRITABLE_BELOW_BYTES or not self._begin_whole(data):
                 self._read(data)
         elif state is _HEAD or state is _BODY:
             self._read(data)
@@ -180,7 +181,7 @@ class HttpConnection(Generic[S]):
         """Take the next step: pass a whole request on, refuse, have the backlog read, or read on."""
         stream, reader = self.stream, self._reader
         while reader.requests:
-            # A client that pipelines must read the answers before its next request is executed.
+            # A client must read the answers before its next request is executed.
             if stream.unsent_bytes >= WRITABLE_BELOW_BYTES:
                 self.state = _UNREAD
                 self._server.when_read(stream, self._client_has_read)

@@ -150,6 +150,33 @@ async def test_a_slow_client_that_goes_on_reading_misses_nothing(bench, edge):
     assert edge.worker.flushing.flusher.overruns == 0
 
 
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+async def test_a_slow_reader_of_a_last_answer_gets_all_of_it(bench, control, tmp_path, tls):
+    size, part = 8_000_000, 1_000_000
+    answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+    control.answer = lambda request: answer + bytes(size)
+    worker = await bench.start()
+    edge = Edge(worker, tmp_path)
+    await edge.listeners.open()
+    # The test has the clock: it looks after each part that was read.
+    worker.janitor.stop()
+    worker.janitor.close_timeout_s = 0.25
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    port = edge.listeners.tls_port if tls else edge.listeners.port
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    how = {"ssl": edge.trusting(), "server_hostname": "localhost"} if tls else {}
+    reader, writer = await asyncio.open_connection(sock=sock, **how)
+    edge.writers.append(writer)
+    writer.write(b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    assert await asyncio.wait_for(reader.readexactly(len(answer)), 60) == answer
+    for _ in range(size // part):
+        assert await asyncio.wait_for(reader.readexactly(part), 60) == bytes(part)
+        worker.janitor.advance()
+    edge.close()
+
+
 async def test_a_close_does_not_wait_for_close_notify(bench, edge, wait_until):
     """A client that sends none would hold its descriptor."""
     edge.worker.janitor.close_timeout_s = 0.5

@@ -183,7 +183,8 @@ class Answered(Timed):
     state = _engine.CLOSING
 
     def __init__(self, site, unsent_bytes):
-        self.unsent_bytes = unsent_bytes
+        # The kernel is full, and takes no more for now.
+        self.unsent_bytes = self.undelivered_bytes = unsent_bytes
         self.cut_at = None
         self._janitor = site.janitor
         site.janitor.http_closing(self)
@@ -199,15 +200,15 @@ class TestLastAnswers:
     async def test_a_client_that_reads_on_gets_all_of_it(self):
         site = Site()
         client = Answered(site, 8_000_000)
-        while client.unsent_bytes:
+        while client.undelivered_bytes:
             site.pass_ticks(15)
-            client.unsent_bytes -= 1_000_000
+            client.undelivered_bytes -= 1_000_000
         assert client.cut_at is None
         # Then its end is waited for as for any other.
         site.pass_ticks(40)
         assert client.cut_at == 160
 
-    @pytest.mark.parametrize("unsent_bytes", [0, 8_000_000])
+    @pytest.mark.parametrize("unsent_bytes", [0, 4096, 8_000_000])
     async def test_one_that_reads_nothing_is_cut_after_the_time_to_close(self, unsent_bytes):
         site = Site()
         client = Answered(site, unsent_bytes)
@@ -218,7 +219,7 @@ class TestLastAnswers:
         site = Site()
         client = Answered(site, 8_000_000)
         site.pass_ticks(10)
-        client.unsent_bytes = 7_000_000
+        client.undelivered_bytes = 7_000_000
         site.pass_ticks(100)
         assert client.cut_at == 40
 
@@ -227,6 +228,6 @@ class TestLastAnswers:
         client = Answered(site, 8_000_000)
         for _ in range(400):
             site.pass_ticks(1)
-            client.unsent_bytes -= 1
+            client.undelivered_bytes -= 1
         assert client.cut_at == 240
         assert not site.janitor._last_answers

@@ -33,6 +33,8 @@ _SLOTS = 1024
 _CLOSE_TIMEOUT_S = 5.0
 # For how long a client may go on reading its last HTTP answer, which may have megabytes.
 _LAST_ANSWER_S = 60.0
+# An answer of this size is with the kernel at once, unless earlier ones fill it. It isn't looked at, which costs time.
+_SMALL_ANSWER_BYTES = 4096
 # When to look again at a connection that waited for Redis at the deadline for signing in.
 _LOOK_AGAIN_S = 1.0
 STATS_EVERY_TICKS = round(5.0 / TICK_S)
@@ -97,7 +99,8 @@ class Janitor:
         # The last tick at which clients that have yet to sign in may not have been read.
         self._unread_tick = 0
         self._pings: dict[Connection, list[_Ping]] = {}
-        # Of HTTP connections that close: what was unsent at the last look, and the tick at which they are cut.
+        # Of HTTP connections that close: what their clients had not taken at the last look, and the tick at which they
+        # are cut.
         self._last_answers: dict[Connection, tuple[int, int]] = {}
         self.loop_lag = LoopLag()
 
@@ -153,8 +156,8 @@ class Janitor:
     def http_closing(self, connection: Connection) -> None:
         """As `closing`, for a connection that never became a WebSocket."""
         self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
-        if unsent := connection.unsent_bytes:
-            self._last_answers[connection] = (unsent, self.tick + _ticks(_LAST_ANSWER_S))
+        if connection.unsent_bytes > _SMALL_ANSWER_BYTES:
+            self._last_answers[connection] = (connection.undelivered_bytes, self.tick + _ticks(_LAST_ANSWER_S))
         self._backpressure.closing(connection)
 
     def departed(self, connection: Connection) -> None:
@@ -280,9 +283,9 @@ class Janitor:
     def _close_late(self, connection: Connection) -> None:
         """Its time to close is over, unless its client reads the last answer."""
         before, until = self._last_answers.get(connection, (0, 0))
-        unsent = connection.unsent_bytes
-        if unsent < before and self.tick < until:
-            self._last_answers[connection] = (unsent, until)
+        # Not `unsent_bytes`: the kernel may have megabytes, and takes no more before a third of them is read.
+        if self.tick < until and (undelivered := connection.undelivered_bytes) < before:
+            self._last_answers[connection] = (undelivered, until)
             self._wheel.put(connection, self.tick + _ticks(self.close_timeout_s))
         else:
             connection.abort()
