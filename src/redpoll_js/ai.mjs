@@ -1,5 +1,5 @@
 // A ChatTransport for useChat of the AI SDK: answers come over a channel. ai.d.mts documents it.
-import { sourceOf } from "./sources.mjs";
+import { isOfClient, sourceOf } from "./sources.mjs";
 import { Silence, Texts } from "./texts.mjs";
 
 const READY_WITHIN_MS = 10000;
@@ -136,7 +136,7 @@ class Chat {
   // -- a listener of sources.mjs
 
   message(event, data, joined) {
-    if (typeof data !== "object" || data === null) return;
+    if (isOfClient(event) || typeof data !== "object" || data === null) return;
     const { stream, n, ...chunk } = data;
     if (typeof chunk.type === "string" && typeof stream === "string") this.takeChunk(stream, chunk);
     else this.takeText(this.texts.take(event, data, joined));

@@ -1,12 +1,13 @@
 // The texts of a channel, followed over a source until they are closed.
-import { sourceOf } from "./sources.mjs";
+import { isOfClient, sourceOf } from "./sources.mjs";
 import { Silence, Texts } from "./texts.mjs";
 
 // Calls `changed(view)` with `{ texts, caughtUp, connected, error }` after each change. `options`: `event` (a name, or
-// names, of the events that carry parts; all by default), `fields`, `ends`, `silenceMs`.
+// names, of the events that carry parts; by default all but client events), `fields`, `ends`, `silenceMs`.
 // Returns `{ view(), close() }`.
 export function followTexts(source, channel, options = {}, changed = () => {}) {
-  const names = options.event === undefined ? null : [options.event, Object.keys(options.ends || {})].flat(2);
+  const names = [options.event ?? [], Object.keys(options.ends || {})].flat(2);
+  const isFollowed = (event) => names.includes(event) || (options.event === undefined && !isOfClient(event));
   let texts = new Texts(options);
   // From before a restart, until they come again.
   let former = [];
@@ -40,7 +41,7 @@ export function followTexts(source, channel, options = {}, changed = () => {}) {
 
   const stop = sourceOf(source).follow(channel, {
     message(event, data, joined) {
-      if (names && !names.includes(event)) return;
+      if (!isFollowed(event)) return;
       const id = texts.take(event, data, joined);
       if (id === null) return;
       silence.heard(id, texts.isOpen(id));

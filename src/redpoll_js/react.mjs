@@ -2,7 +2,7 @@
 // Hooks for React 18 and 19: channels, their members, and texts that grow. react.d.mts documents them.
 import { createContext, createElement, useContext, useEffect, useMemo, useRef, useState } from "react";
 import { followTexts } from "./follow.mjs";
-import { hold, isRefused, refusal, release } from "./sources.mjs";
+import { hold, isRefused, refusal, release, streamSource } from "./sources.mjs";
 
 const Source = createContext(null);
 
@@ -12,9 +12,24 @@ export function RedpollProvider({ source, children }) {
 
 const SUBSCRIBING = { channel: null, status: "subscribing", error: null };
 
+// Pages write a stream source in place, so it is a new object each time. Here it stays the same for the same server, app and
+// token. Its functions are those of the latest rendering.
 function useSource(source) {
   const provided = useContext(Source);
-  return source === undefined ? provided : source;
+  const chosen = source === undefined ? provided : source;
+  const given = chosen?.stream;
+  const latest = useRef(given);
+  useEffect(() => {
+    latest.current = given;
+  });
+  const server = given && String(given.server);
+  const token = typeof given?.token === "function" ? undefined : given?.token;
+  const lasting = useMemo(() => {
+    const signed = (name) => token ?? latest.current.token?.(name);
+    const ask = (...request) => (latest.current.fetch || fetch)(...request);
+    return server === undefined ? null : streamSource({ server, app: given.app, token: signed, fetch: ask });
+  }, [server, given?.app, token]);
+  return lasting || chosen;
 }
 
 // Subscribes while the component is there. `changed(channel)` is called when it is subscribed and when it is left.

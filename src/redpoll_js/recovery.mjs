@@ -81,6 +81,18 @@ export function redpoll(pusher) {
     }
   }
 
+  // -- what pages' authorizers answer
+
+  // A signature is for one connection, and the server refuses it on the next one, which asks by itself. A request that
+  // failed with its connection is no refusal either.
+  const { channelAuthorizer } = pusher.config;
+  pusher.config.channelAuthorizer = function (asked, answer) {
+    return channelAuthorizer.call(this, asked, (...signed) => {
+      const { state, socket_id: socketId } = pusher.connection;
+      if (state === "connected" && socketId === asked.socketId) answer(...signed);
+    });
+  };
+
   // -- what is received: pusher-js drops members of a frame that it doesn't know, so this reads the frame first
 
   function look(text) {
@@ -88,6 +100,7 @@ export function redpoll(pusher) {
     try {
       frame = JSON.parse(text);
       if (frame.event === "pusher:error") return refused(frame.data.message);
+      if (frame.event === "pusher:subscription_error") return turnedAway(frame.channel);
       const channel = channels.get(frame.channel);
       if (!channel) return null;
       if (isEarly(frame, channel)) return { isEarly: true };
@@ -119,6 +132,16 @@ export function redpoll(pusher) {
     for (const [name, channel] of channels) {
       if (message.startsWith(`No history of channel ${name}: `)) settle(channel, "reject", new Error(message));
     }
+    return null;
+  }
+
+  // The server refused a subscribe, or ended the subscription and dropped its requests. pusher-js would leave the channel
+  // pending, or subscribed, and never ask for it again.
+  function turnedAway(name) {
+    if (channels.has(name)) refuse(channels.get(name), `not subscribed to channel ${name}`);
+    const channel = pusher.channel(name);
+    if (channel) channel.disconnect();
+    if (channel && channel.subscriptionCancelled) pusher.unsubscribe(name);
     return null;
   }
 

@@ -21,6 +21,11 @@ export function sourceOf(source) {
   return typeof source.follow === "function" ? source : pusherSource(source);
 }
 
+// Whether another subscriber sent this event, and not the back end: anybody who may read a channel may send such events.
+export function isOfClient(event) {
+  return event.startsWith("client-");
+}
+
 // -- pusher-js
 
 // By client, then by channel: how many use the channel, and whether it is to be left after the last.
@@ -132,8 +137,8 @@ function followPusher(pusher, name, listener) {
       // A message that excludes this socket doesn't come.
       setTimeout(() => awaited === newest && setCaughtUp(), CAUGHT_UP_WITHIN_MS);
     } catch {
-      // Without a connection the next success asks again.
-      if (!closed && pusher.connection.state === "connected") setCaughtUp();
+      // Without a subscription the next success asks again.
+      if (!closed && channel.subscribed) setCaughtUp();
     }
   }
 
@@ -175,7 +180,7 @@ function followPusher(pusher, name, listener) {
       for (const { event, data, offset: at } of messages) if (at <= end) listener.message(event, data, false);
     }
     for (const message of late) if (!messages || message.offset > end) listener.message(message.event, message.data, true);
-    if (messages || pusher.connection.state === "connected") setCaughtUp();
+    if (messages || channel.subscribed) setCaughtUp();
   }
 
   const changed = ({ current }) => listener.connection(current === "connected" && channel.subscribed);
@@ -227,7 +232,7 @@ export function refusal(data) {
 // Reads channels over HTTP. `server`: its URL; `app`: the app's id; `token`: a token of scope read, or a function of the
 // channel that returns one, also as a promise.
 export function streamSource(options) {
-  return { follow: (name, listener) => followStream(options, name, listener) };
+  return { stream: options, follow: (name, listener) => followStream(options, name, listener) };
 }
 
 // Whether an address that has worked may work again. A proxy answers while the server is away; the server's own refusals
@@ -357,7 +362,8 @@ async function* eventsOf(body) {
         let event = "";
         const data = [];
         for (const line of block.split(/\r?\n/)) {
-          const [, field, text] = /^([^:]*):? ?(.*)$/.exec(line);
+          // `s`: without it, `.` excludes U+2028 and U+2029, which don't end a line here.
+          const [, field, text] = /^([^:]*):? ?(.*)$/s.exec(line);
           if (field === "event") event = text;
           else if (field === "data") data.push(text);
         }

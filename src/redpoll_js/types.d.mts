@@ -128,7 +128,7 @@ export interface Fields {
 }
 
 export interface TextOptions {
-  /** The names of the events that carry parts. Default: all events with the fields. */
+  /** The names of the events that carry parts. Default: all events with the fields, except client events. */
   event?: string | string[];
   fields?: Fields;
   /** Events that end a text, by name: `{ stream_end: "done" }`. Their data must have its id. */

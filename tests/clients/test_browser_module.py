@@ -228,7 +228,6 @@ async def test_a_gap_that_cannot_be_filled_is_reported_with_the_new_position(pag
     assert (await page.call("position", channel=channel))["offset"] > position["offset"]
 
 
-@IN_BOTH
 async def follow(page: Page, channel: str, client: str = "page", name: str = "first", **options: object) -> None:
     await page.call("follow_texts", client, name=name, channel=channel, options={"event": "text", **options})
 
@@ -258,6 +257,7 @@ async def publish_text(page: Page, channel: str, stream: str, parts: range, stat
     return text
 
 
+@IN_BOTH
 async def test_a_text_is_whole_after_a_cut_and_for_a_page_that_comes_late(page: Page) -> None:
     channel = page.channel("stored-")
     await page.connect()

@@ -1,8 +1,12 @@
 // streamSource and the authorizer, with answers that the test makes: broken streams, wrong servers, handlers that throw.
+// Also a component that makes its source in place.
 // It is copied to a folder with the package and run; it throws where something isn't as it should be.
 import assert from "node:assert/strict";
 import { mock } from "node:test";
+import { createElement } from "react";
+import renderer, { act } from "react-test-renderer";
 import redpoll from "redpoll-js";
+import { useText } from "redpoll-js/react";
 
 const turn = () => new Promise((resolve) => setImmediate(resolve));
 
@@ -28,6 +32,59 @@ const message = (offset, delta) => ({ offset, event: "answer", data: JSON.string
   );
   assert.equal(text, "One two three");
   assert.deepEqual(positions, ["-1", "e_1"]);
+}
+
+// Characters that end a line in JavaScript, and not in a stream, are text like any other.
+{
+  const text = "one\u2028two\u2029three\u0085four";
+  const whole = () => stream(["data", [message(1, text)]], ["control", { streamNextOffset: "e_1", upToDate: true, streamClosed: true }]);
+  const view = await new Promise((resolve, reject) => {
+    const answers = [whole];
+    const fetch = async () => (answers.length ? answers.shift()() : reject(new Error("it was asked again")));
+    const source = redpoll.streamSource({ server: "http://server", app: "1", fetch });
+    redpoll.followTexts(source, "a", { fields: { id: "id" } }, (next) => next.caughtUp && resolve(next));
+  });
+  assert.equal(view.texts[0].text, text);
+}
+
+// A component that makes its source in place asks once, with the functions of its latest rendering, and again for another app.
+{
+  globalThis.IS_REACT_ACT_ENVIRONMENT = true;
+  const asked = [];
+  let next;
+  const answering = (label) => async (address, { headers }) => {
+    asked.push([label, new URL(address).pathname, headers.Authorization]);
+    await new Promise((resolve) => (next = resolve));
+    return stream(["control", { streamNextOffset: "e_1", upToDate: true }]);
+  };
+  const rendered = [];
+  function Component({ label, app }) {
+    const source = redpoll.streamSource({ server: new URL("http://server"), app, token: () => label, fetch: answering(label) });
+    rendered.push(useText("a", { source }).state);
+    assert.ok(rendered.length < 50, "it renders without an end");
+    return null;
+  }
+  let root;
+  const show = (properties) => act(async () => {
+    if (root) root.update(createElement(Component, properties));
+    else root = renderer.create(createElement(Component, properties));
+    for (let turns = 0; turns < 20; turns += 1) await turn();
+  });
+  await show({ label: "first", app: "1" });
+  await show({ label: "second", app: "1" });
+  assert.deepEqual(asked, [["first", "/apps/1/channels/a/stream", "Bearer first"]]);
+  // Its answer ends, so the next request follows.
+  await act(async () => {
+    next();
+    while (asked.length < 2) await turn();
+  });
+  assert.equal(rendered.at(-1), "none");
+  await show({ label: "third", app: "2" });
+  assert.deepEqual(asked.slice(1), [
+    ["second", "/apps/1/channels/a/stream", "Bearer second"],
+    ["third", "/apps/2/channels/a/stream", "Bearer third"],
+  ]);
+  await act(async () => root.unmount());
 }
 
 // A server that isn't redpoll's, and answers everything with a page, isn't asked without a pause.

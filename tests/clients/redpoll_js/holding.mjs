@@ -7,6 +7,7 @@ import PusherServer from "pusher";
 import { createElement } from "react";
 import renderer, { act } from "react-test-renderer";
 import redpoll from "redpoll-js";
+import { RedpollChatTransport } from "redpoll-js/ai";
 import { useChannel, useText } from "redpoll-js/react";
 import nacl from "tweetnacl";
 
@@ -15,6 +16,7 @@ const encryptionMasterKeyBase64 = Buffer.alloc(32, 7).toString("base64");
 const backend = new PusherServer({ appId, key, secret, host: "127.0.0.1", port: String(port), encryptionMasterKeyBase64 });
 const FIELDS = { id: "message_id", delta: "delta" };
 const END = { stream_end: "done" };
+const WRONG = `${key}:${"0".repeat(64)}`;
 globalThis.IS_REACT_ACT_ENVIRONMENT = true;
 
 const turn = () => new Promise((resolve) => setTimeout(resolve, 1));
@@ -115,6 +117,116 @@ async function askedAgain() {
   assert.equal(first.now().error, null);
   await first.leave();
   await second.leave();
+  pusher.disconnect();
+}
+
+// So it does for one that the server refused, also if nobody waited any more for what the server says.
+async function askedAgainOfTheServer() {
+  const asked = [];
+  const pusher = await connected((params, callback) => asked.push([() => sign(params, callback), () => callback(null, { auth: WRONG })]));
+  const [right, wrong] = [0, 1].map((which) => () => until(() => asked.length).then(() => asked.shift()[which]()));
+  const use = () => useChannel("private-gate", {}, { source: pusher });
+  const first = mounted(use);
+  await wrong();
+  await rendered(() => first.now().status === "failed");
+  const second = mounted(use);
+  await right();
+  await rendered(() => first.now().status === "subscribed" && second.now().status === "subscribed");
+  await first.leave();
+  await second.leave();
+  await until(() => !pusher.channel("private-gate"));
+
+  const third = mounted(use);
+  await third.leave();
+  await until(() => pusher.channel("private-gate").subscriptionCancelled);
+  await wrong();
+  await until(() => !pusher.channel("private-gate"));
+  const fourth = mounted(use);
+  await right();
+  await rendered(() => fourth.now().status === "subscribed");
+  await fourth.leave();
+  pusher.disconnect();
+}
+
+// A channel that the server removed this client from is no longer subscribed to, and its pages of history end.
+async function removed() {
+  const pusher = await connected();
+  const channel = "private-raw-removed";
+  const first = mounted(() => useChannel(channel, {}, { source: pusher }));
+  await rendered(() => first.now().status === "subscribed");
+  const { transport } = pusher.connection.connection;
+  const { onMessage } = transport;
+  const late = [];
+  transport.onMessage = (message) => late.push(message);
+  const page = pusher.history(channel);
+  // It waits for a page, too.
+  const following = redpoll.followTexts(pusher, channel);
+  const refused = assert.rejects(page, { message: `not subscribed to channel ${channel}` });
+  await until(() => late.length);
+  await backend.post({ path: `/channels/${channel}/unsubscribe`, body: { socket_id: pusher.connection.socket_id } });
+  const ends = ({ data }) => data.includes("pusher:subscription_error");
+  await until(() => late.some(ends));
+  transport.onMessage = onMessage;
+  // The server drops requests of a channel that it removes the client from.
+  for (const message of late) if (!message.data.includes("pusher:history")) transport.onMessage(message);
+  await refused;
+  await rendered(() => first.now().status === "failed");
+  assert.deepEqual([following.view().caughtUp, following.view().error.message], [false, first.now().error.message]);
+  following.close();
+  const second = mounted(() => [useChannel(channel, {}, { source: pusher }), useText(channel, { source: pusher })]);
+  await rendered(() => second.now()[0].status === "failed" && second.now()[1].state === "failed");
+  for (const [{ status }] of second.seen) assert.notEqual(status, "subscribed");
+  await first.leave();
+  await second.leave();
+  pusher.disconnect();
+}
+
+// A signature for a connection that has ended is nothing for the next one, and refuses nothing. So an answer goes on.
+async function signedTooLate() {
+  const asked = [];
+  let isSlow = false;
+  const pusher = await connected((params, callback) => {
+    if (isSlow) asked.push([() => sign(params, callback), () => callback(new Error("aborted"), null)]);
+    else sign(params, callback);
+  });
+  const channel = "private-chat-late";
+  const fetch = async () => Response.json({ stream: "a" });
+  const transport = new RedpollChatTransport({ source: pusher, channel: () => channel, fetch });
+  const chunks = [];
+  const stream = await transport.sendMessages({ trigger: "submit-message", chatId: "1", messages: [] });
+  const reading = (async () => { for await (const chunk of stream) chunks.push(chunk); })();
+  const send = (type, more) => backend.trigger(channel, type, { stream: "a", type, ...more });
+  await send("start");
+  await send("text-start", { id: "t" });
+  await send("text-delta", { id: "t", delta: "One " });
+  await until(() => chunks.length === 3);
+  const errors = [];
+  pusher.channel(channel).bind("pusher:subscription_error", (error) => errors.push(error));
+  isSlow = true;
+  for (let connections = 1; connections < 4; connections += 1) {
+    pusher.disconnect();
+    pusher.connect();
+    await until(() => asked.length === connections);
+  }
+  const [[signed], [, aborted], [, latest]] = asked;
+  signed();
+  aborted();
+  // The server would have refused the signature by then.
+  await until(() => pusher.subscribe("later").subscribed);
+  pusher.disconnect();
+  latest();
+  pusher.connect();
+  await until(() => asked.length === 4);
+  asked[3][0]();
+  await until(() => pusher.channel(channel).subscribed);
+  await send("text-delta", { id: "t", delta: "and two." });
+  await send("text-end", { id: "t" });
+  await send("finish");
+  await reading;
+  assert.deepEqual(errors, []);
+  assert.equal(chunks.at(-1).type, "finish");
+  assert.equal(chunks.map(({ delta = "" }) => delta).join(""), "One and two.");
+  transport.close();
   pusher.disconnect();
 }
 
@@ -267,8 +379,8 @@ async function backAtOnce() {
 }
 
 const cases = {
-  leftBeforeSigned, textLeftBeforeSigned, askedAgain, refusedAtOnce, besideThePage, otherName, inTheMiddle, encrypted, brokenTwice,
-  backAtOnce,
+  leftBeforeSigned, textLeftBeforeSigned, askedAgain, askedAgainOfTheServer, removed, signedTooLate, refusedAtOnce,
+  besideThePage, otherName, inTheMiddle, encrypted, brokenTwice, backAtOnce,
 };
 await cases[process.argv[3]]();
 console.log("ok");

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { mock } from "node:test";
 import { readUIMessageStream } from "ai";
+import { followTexts } from "redpoll-js";
 import { RedpollChatTransport } from "redpoll-js/ai";
 
 function made(options = {}) {
@@ -182,6 +183,35 @@ function isWhole({ message, error }) {
   unwatch();
   state.send("start", {}, "c");
   assert.deepEqual(heard, ["b"]);
+  state.transport.close();
+}
+
+// Another subscriber can't answer: its events are neither chunks nor texts, unless the page names them.
+{
+  const state = made();
+  const heard = [];
+  state.transport.watch("1", (id) => heard.push(id));
+  const stream = await state.transport.sendMessages(ask);
+  const listeners = [state.listener];
+  const follow = (options) => followTexts({ follow: (_, listener) => (listeners.push(listener), () => {}) }, "chat-1", options);
+  const all = follow({});
+  const named = follow({ event: "client-x" });
+  const ending = follow({ ends: { "client-end": "done" } });
+  const send = (event, data) => listeners.forEach((listener) => listener.message(event, data, false));
+  const forged = (id) => ["start", "tool-input-available", "finish"].forEach((type) => send("client-x", { stream: id, type }));
+  forged("a");
+  forged("b");
+  send("client-x", { stream: "c", n: 0, length: 3, delta: "lie", state: "done" });
+  assert.deepEqual(heard, []);
+  assert.deepEqual(all.view().texts, []);
+  assert.deepEqual(named.view().texts, [{ id: "c", text: "lie", state: "done" }]);
+  for (const [type, more] of [...BEGINNING, ...END]) state.send(type, more);
+  isWhole(await messageOf(stream));
+  send("answer", { stream: "d", n: 0, length: 3, delta: "One" });
+  send("client-end", { stream: "d" });
+  assert.equal(all.view().texts[0].state, "streaming");
+  assert.equal(ending.view().texts[0].state, "done");
+  for (const following of [all, named, ending]) following.close();
   state.transport.close();
 }
 

@@ -197,6 +197,18 @@ function redpoll(pusher) {
     }
   }
 
+  // -- what pages' authorizers answer
+
+  // A signature is for one connection, and the server refuses it on the next one, which asks by itself. A request that
+  // failed with its connection is no refusal either.
+  const { channelAuthorizer } = pusher.config;
+  pusher.config.channelAuthorizer = function (asked, answer) {
+    return channelAuthorizer.call(this, asked, (...signed) => {
+      const { state, socket_id: socketId } = pusher.connection;
+      if (state === "connected" && socketId === asked.socketId) answer(...signed);
+    });
+  };
+
   // -- what is received: pusher-js drops members of a frame that it doesn't know, so this reads the frame first
 
   function look(text) {
@@ -204,6 +216,7 @@ function redpoll(pusher) {
     try {
       frame = JSON.parse(text);
       if (frame.event === "pusher:error") return refused(frame.data.message);
+      if (frame.event === "pusher:subscription_error") return turnedAway(frame.channel);
       const channel = channels.get(frame.channel);
       if (!channel) return null;
       if (isEarly(frame, channel)) return { isEarly: true };
@@ -235,6 +248,16 @@ function redpoll(pusher) {
     for (const [name, channel] of channels) {
       if (message.startsWith(`No history of channel ${name}: `)) settle(channel, "reject", new Error(message));
     }
+    return null;
+  }
+
+  // The server refused a subscribe, or ended the subscription and dropped its requests. pusher-js would leave the channel
+  // pending, or subscribed, and never ask for it again.
+  function turnedAway(name) {
+    if (channels.has(name)) refuse(channels.get(name), `not subscribed to channel ${name}`);
+    const channel = pusher.channel(name);
+    if (channel) channel.disconnect();
+    if (channel && channel.subscriptionCancelled) pusher.unsubscribe(name);
     return null;
   }
 
@@ -413,6 +436,11 @@ function sourceOf(source) {
   return typeof source.follow === "function" ? source : pusherSource(source);
 }
 
+// Whether another subscriber sent this event, and not the back end: anybody who may read a channel may send such events.
+function isOfClient(event) {
+  return event.startsWith("client-");
+}
+
 // -- pusher-js
 
 // By client, then by channel: how many use the channel, and whether it is to be left after the last.
@@ -524,8 +552,8 @@ function followPusher(pusher, name, listener) {
       // A message that excludes this socket doesn't come.
       setTimeout(() => awaited === newest && setCaughtUp(), CAUGHT_UP_WITHIN_MS);
     } catch {
-      // Without a connection the next success asks again.
-      if (!closed && pusher.connection.state === "connected") setCaughtUp();
+      // Without a subscription the next success asks again.
+      if (!closed && channel.subscribed) setCaughtUp();
     }
   }
 
@@ -567,7 +595,7 @@ function followPusher(pusher, name, listener) {
       for (const { event, data, offset: at } of messages) if (at <= end) listener.message(event, data, false);
     }
     for (const message of late) if (!messages || message.offset > end) listener.message(message.event, message.data, true);
-    if (messages || pusher.connection.state === "connected") setCaughtUp();
+    if (messages || channel.subscribed) setCaughtUp();
   }
 
   const changed = ({ current }) => listener.connection(current === "connected" && channel.subscribed);
@@ -619,7 +647,7 @@ function refusal(data) {
 // Reads channels over HTTP. `server`: its URL; `app`: the app's id; `token`: a token of scope read, or a function of the
 // channel that returns one, also as a promise.
 function streamSource(options) {
-  return { follow: (name, listener) => followStream(options, name, listener) };
+  return { stream: options, follow: (name, listener) => followStream(options, name, listener) };
 }
 
 // Whether an address that has worked may work again. A proxy answers while the server is away; the server's own refusals
@@ -749,7 +777,8 @@ async function* eventsOf(body) {
         let event = "";
         const data = [];
         for (const line of block.split(/\r?\n/)) {
-          const [, field, text] = /^([^:]*):? ?(.*)$/.exec(line);
+          // `s`: without it, `.` excludes U+2028 and U+2029, which don't end a line here.
+          const [, field, text] = /^([^:]*):? ?(.*)$/s.exec(line);
           if (field === "event") event = text;
           else if (field === "data") data.push(text);
         }
@@ -764,10 +793,11 @@ async function* eventsOf(body) {
 // The texts of a channel, followed over a source until they are closed.
 
 // Calls `changed(view)` with `{ texts, caughtUp, connected, error }` after each change. `options`: `event` (a name, or
-// names, of the events that carry parts; all by default), `fields`, `ends`, `silenceMs`.
+// names, of the events that carry parts; by default all but client events), `fields`, `ends`, `silenceMs`.
 // Returns `{ view(), close() }`.
 function followTexts(source, channel, options = {}, changed = () => {}) {
-  const names = options.event === undefined ? null : [options.event, Object.keys(options.ends || {})].flat(2);
+  const names = [options.event ?? [], Object.keys(options.ends || {})].flat(2);
+  const isFollowed = (event) => names.includes(event) || (options.event === undefined && !isOfClient(event));
   let texts = new Texts(options);
   // From before a restart, until they come again.
   let former = [];
@@ -801,7 +831,7 @@ function followTexts(source, channel, options = {}, changed = () => {}) {
 
   const stop = sourceOf(source).follow(channel, {
     message(event, data, joined) {
-      if (names && !names.includes(event)) return;
+      if (!isFollowed(event)) return;
       const id = texts.take(event, data, joined);
       if (id === null) return;
       silence.heard(id, texts.isOpen(id));
