@@ -145,6 +145,7 @@ class AsyncPublisher(PublisherBase):
         return await publish_parts_async(
             lambda data: self.trigger(channel, event, data, end=end and "state" in data),
             parts,
+            self._texts,
             stream_id,
             per_second,
             self.max_data_bytes,

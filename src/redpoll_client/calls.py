@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
 from redpoll_client.errors import Unavailable, Unconfirmed, Unreachable, excerpt, refusal
@@ -25,19 +26,29 @@ _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
 # The longest Retry-After of a 503 that is waited for.
 _LONGEST_RETRY_AFTER_S = 5.0
+# Rate limits with a longer window, such as one of a day, say nothing about the next seconds.
+_LONGEST_WINDOW_S = 90.0
 
 
 class Answer(dict[str, Any]):
     """A successful answer: the server's JSON object as a dict, as `pusher` returns it.
 
     `trace_id` is what `trace` takes (redpoll; empty elsewhere). `correlation_id` is the id that the request carried, or
-    None for a request that isn't a publish.
+    None for a request that isn't a publish. `spacing_s` is the time between publishes with which the rest of the rate
+    limit lasts until its window ends; 0 while half of it is left, and where the server has no such limit.
     """
 
-    def __init__(self, fields: Mapping[str, Any], trace_id: str = "", correlation_id: str | None = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        trace_id: str = "",
+        correlation_id: str | None = None,
+        spacing_s: float = 0.0,
+    ) -> None:
         super().__init__(fields)
         self.trace_id = trace_id
         self.correlation_id = correlation_id
+        self.spacing_s = spacing_s
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,8 @@ class Attempts:
         if 200 <= status < 300:
             fields = _page(status, headers, body) if self._call.stream else _json(body)
             if isinstance(fields, dict):
-                return Answer(fields, headers.get("X-Service-Trace-Id", ""), self._call.correlation_id)
+                trace_id = headers.get("X-Service-Trace-Id", "")
+                return Answer(fields, trace_id, self._call.correlation_id, _spacing_s(headers))
             # Something answered that is no Pusher server. Whether it passed the request on is not known.
             self._left = 0
             self._uncertain(self._strange(status, headers, body), None, 0.0)
@@ -200,3 +212,18 @@ def _page(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any
 def _retry_after_s(headers: Mapping[str, str]) -> float:
     value = headers.get("Retry-After", "").strip()
     return min(float(value), _LONGEST_RETRY_AFTER_S) if value.isdecimal() else 0.0
+
+
+def _spacing_s(headers: Mapping[str, str]) -> float:
+    """As `Answer.spacing_s`."""
+    limit, left = headers.get("X-RateLimit-Limit", ""), headers.get("X-RateLimit-Remaining", "")
+    reset = headers.get("X-RateLimit-Reset", "")
+    if not (limit.isdecimal() and left.isdecimal() and reset.isdecimal()) or 2 * int(left) >= int(limit):
+        return 0.0
+    try:
+        # The server's clock: ours may differ.
+        now_s = parsedate_to_datetime(headers.get("Date", "")).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        now_s = time.time()
+    left_s = int(reset) - now_s
+    return left_s / max(int(left), 1) if 0 < left_s <= _LONGEST_WINDOW_S else 0.0

@@ -247,13 +247,16 @@ class Publisher(PublisherBase):
 
         Each event's data is `{"stream", "n", "length", "delta"}`; the last one has a `state` instead of a delta:
         `done`, `failed` or `cancelled`. `n` counts from 0 without gaps. At most `per_second` events are sent; text
-        that comes faster is joined. While the server answers RateLimited, text waits and is joined, for up to 60 s at
-        a time. If the iterator raises, subscribers get `failed` and the caller gets its exception.
+        that comes faster is joined. Once less than half of the server's rate limit is left, the streams of this
+        publisher spread the rest over the time until its window ends: fewer events, with more text in each. While the
+        server answers RateLimited, text waits and is joined, for up to 60 s at a time. If the iterator raises,
+        subscribers get `failed` and the caller gets its exception.
         `end`: the event with the state is the channel's last, as in `trigger`.
         """
         return publish_parts(
             lambda data: self.trigger(channel, event, data, end=end and "state" in data),
             parts,
+            self._texts,
             stream_id,
             per_second,
             self.max_data_bytes,
@@ -289,9 +292,11 @@ class Publisher(PublisherBase):
         since: str | int | None = None,
         until: str | int | None = None,
     ) -> History:
-        """A page of the messages that a channel stores (redpoll only). `limit` is 1 to 1,000; `direction` `forwards` or
-        `backwards`; `cursor` the `next` of the page before; `since` and `until` are `EPOCH:OFFSET` or Unix
-        milliseconds. Raises BadRequest with code `unknown_epoch` after the history was cleared."""
+        """A page of the messages that a channel stores (redpoll only). `limit` is 1 to 1,000; `cursor` the `next` of
+        the page before; `since` and `until` are `EPOCH:OFFSET` or Unix milliseconds. Without `since` the first page has
+        the newest messages, and `next` leads to older ones; `since=0` begins with the oldest. `direction` sorts the
+        messages of a page: `forwards`, or `backwards`, with which the first page is always the newest. Raises
+        BadRequest with code `unknown_epoch` after the history was cleared."""
         return history_of(self.send(self._history(channel, limit, direction, cursor, since, until)))
 
     def trace(self, trace_id: str) -> Answer:

@@ -21,6 +21,7 @@ from redpoll_client.errors import Unavailable
 from redpoll_client.grants import mint_grant
 from redpoll_client.settings import Endpoint, endpoint_of
 from redpoll_client.signatures import hex_hmac, sign_channel, sign_user, to_json
+from redpoll_client.streams import Text
 
 __all__ = ["History", "Message", "PublisherBase"]
 
@@ -42,8 +43,9 @@ class Message:
 
 @dataclass(frozen=True)
 class History:
-    """A page of a channel's history. `next` is the `cursor` of the following page, None after the last one. Offsets of
-    another `epoch` mean nothing: the history was lost or cleared between them."""
+    """A page of a channel's history. `next` is the `cursor` of the following page, of older messages unless `since` was
+    given, and None after the last one. Offsets of another `epoch` mean nothing: the history was lost or cleared between
+    them."""
 
     epoch: str
     messages: tuple[Message, ...]
@@ -110,6 +112,8 @@ class PublisherBase:
         self._json_decoder = json_decoder
         self._master_key = None if encryption_master_key_base64 is None else master_key(encryption_master_key_base64)
         self._closed = False
+        # Those of `publish_stream` that are under way.
+        self._texts: set[Text] = set()
         self._base = f"/apps/{self.endpoint.app_id}"
         self._prepare()
 

@@ -16,10 +16,11 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
+from redpoll_client.calls import Answer
 from redpoll_client.errors import RateLimited, RedpollError
 from redpoll_client.signatures import to_json
 
-__all__ = ["publish_parts", "publish_parts_async"]
+__all__ = ["Text", "publish_parts", "publish_parts_async"]
 
 # The producer waits while this many characters wait to be sent.
 _MAX_PENDING_CHARS = 1024 * 1024
@@ -27,14 +28,17 @@ _MAX_PENDING_CHARS = 1024 * 1024
 _LONGEST_WAIT_S = 60.0
 # Where the server doesn't say how long to wait.
 _DEFAULT_WAIT_S = 1.0
+# Between two events, while what is left of a rate limit is spread. Pages take 30 s of silence for a failure.
+_LONGEST_PAUSE_S = 20.0
 # Bytes of an event's data beside the delta: braces, names, a stream id of 64 characters, numbers.
 _ENVELOPE_BYTES = 192
 
 
-class _Text:
-    """The text that waits, and the numbers of the events that carry it."""
+class Text:
+    """The text that waits, and the numbers of the events that carry it. `together`: the texts that the publisher has
+    under way."""
 
-    def __init__(self, stream_id: str | None, per_second: float, max_bytes: int) -> None:
+    def __init__(self, together: set[Text], stream_id: str | None, per_second: float, max_bytes: int) -> None:
         self._id = secrets.token_hex(8) if stream_id is None else stream_id
         if not per_second > 0 or not isinstance(self._id, str) or len(self._id) > 64:
             raise ValueError("per_second must be positive, and stream_id a string of at most 64 characters")
@@ -42,7 +46,8 @@ class _Text:
         self._budget = max_bytes * 3 // 4 - _ENVELOPE_BYTES
         if self._budget < 16:
             raise ValueError(f"max_data_bytes {max_bytes} is too small for a stream")
-        self.interval_s = 1 / per_second
+        self._together = together
+        self._interval_s = 1 / per_second
         self._pending = ""
         self.number = 0
         # Of what was taken, in UTF-16 units.
@@ -54,6 +59,11 @@ class _Text:
 
     def __bool__(self) -> bool:
         return bool(self._pending)
+
+    def interval_s(self, answer: Answer) -> float:
+        """From the event that got this answer to the next one. A rate limit that is used up would be a silence until
+        its window ends, so the texts share what is left of it evenly."""
+        return max(self._interval_s, min(answer.spacing_s * len(self._together), _LONGEST_PAUSE_S))
 
     def add(self, part: str) -> None:
         if not isinstance(part, str):
@@ -95,7 +105,7 @@ def _wait_s(error: RateLimited) -> float:
 class _Sender:
     """A thread that sends text while the caller's thread waits for the next part."""
 
-    def __init__(self, send: Callable[[dict[str, Any]], object], text: _Text) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], Answer], text: Text) -> None:
         self._send = send
         self._text = text
         self._changed = threading.Condition()
@@ -122,11 +132,10 @@ class _Sender:
         self._thread.join()
         return self._error
 
-    def patiently(self, data: dict[str, Any]) -> None:
+    def patiently(self, data: dict[str, Any]) -> Answer:
         while True:
             try:
-                self._send(data)
-                return
+                return self._send(data)
             except RateLimited as error:
                 time.sleep(_wait_s(error))
 
@@ -140,9 +149,9 @@ class _Sender:
                     data = self._text.take()
                     self._changed.notify_all()
                 began = time.monotonic()
-                self.patiently(data)
+                answer = self.patiently(data)
                 with self._changed:
-                    rest_s = began + self._text.interval_s - time.monotonic()
+                    rest_s = began + self._text.interval_s(answer) - time.monotonic()
                     # The end doesn't wait: what is left is one more event, and the end mark.
                     self._changed.wait_for(lambda: self._ending, timeout=max(rest_s, 0))
         except Exception as error:
@@ -153,16 +162,19 @@ class _Sender:
 
 
 def publish_parts(
-    send: Callable[[dict[str, Any]], object],
+    send: Callable[[dict[str, Any]], Answer],
     parts: Iterable[str],
+    together: set[Text],
     stream_id: str | None,
     per_second: float,
     max_bytes: int,
 ) -> int:
-    """Sends the parts of an iterator by `send`, which publishes one event. Returns the number of events."""
-    text = _Text(stream_id, per_second, max_bytes)
+    """Sends the parts of an iterator by `send`, which publishes one event. Returns the number of events. `together`:
+    the texts that the publisher has under way."""
+    text = Text(together, stream_id, per_second, max_bytes)
     sender = _Sender(send, text)
     state, failure = "cancelled", None
+    together.add(text)
     try:
         for part in parts:
             sender.add(part)
@@ -171,6 +183,7 @@ def publish_parts(
         state = "failed"
         raise
     finally:
+        together.discard(text)
         failure = sender.finish(flush=state != "cancelled")
         if failure is not None or state != "done":
             with contextlib.suppress(RedpollError):
@@ -184,11 +197,10 @@ def publish_parts(
 # -- asyncio
 
 
-async def _patiently(send: Callable[[dict[str, Any]], Awaitable[object]], data: dict[str, Any]) -> None:
+async def _patiently(send: Callable[[dict[str, Any]], Awaitable[Answer]], data: dict[str, Any]) -> Answer:
     while True:
         try:
-            await send(data)
-            return
+            return await send(data)
         except RateLimited as error:
             await asyncio.sleep(_wait_s(error))
 
@@ -196,7 +208,7 @@ async def _patiently(send: Callable[[dict[str, Any]], Awaitable[object]], data: 
 class _AsyncSender:
     """A task that sends text while the caller waits for the next part."""
 
-    def __init__(self, send: Callable[[dict[str, Any]], Awaitable[object]], text: _Text) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], Awaitable[Answer]], text: Text) -> None:
         self._send = send
         self._text = text
         self._added = asyncio.Event()
@@ -241,8 +253,8 @@ class _AsyncSender:
                 began = loop.time()
                 data = self._text.take()
                 self._room.set()
-                await _patiently(self._send, data)
-                rest_s = began + self._text.interval_s - loop.time()
+                answer = await _patiently(self._send, data)
+                rest_s = began + self._text.interval_s(answer) - loop.time()
                 if rest_s > 0 and not self._ending.is_set():
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ending.wait(), rest_s)
@@ -262,16 +274,18 @@ async def _async_parts(parts: Iterable[str] | AsyncIterable[str]) -> AsyncIterat
 
 
 async def publish_parts_async(
-    send: Callable[[dict[str, Any]], Awaitable[object]],
+    send: Callable[[dict[str, Any]], Awaitable[Answer]],
     parts: Iterable[str] | AsyncIterable[str],
+    together: set[Text],
     stream_id: str | None,
     per_second: float,
     max_bytes: int,
 ) -> int:
     """As `publish_parts`, for an async iterator or a plain one that doesn't block."""
-    text = _Text(stream_id, per_second, max_bytes)
+    text = Text(together, stream_id, per_second, max_bytes)
     sender = _AsyncSender(send, text)
     state = "cancelled"
+    together.add(text)
     try:
         async for part in _async_parts(parts):
             await sender.add(part)
@@ -280,6 +294,7 @@ async def publish_parts_async(
         state = "failed"
         raise
     finally:
+        together.discard(text)
         # In a task of its own, so that a second cancellation doesn't leave subscribers without an end.
         ending = asyncio.create_task(sender.finish(state))
         if state == "done":

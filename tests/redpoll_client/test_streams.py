@@ -1,12 +1,22 @@
 """`publish_stream`: deltas joined, numbered and bounded, and an end mark in every case."""
 
 import asyncio
+import heapq
 import json
+import time
+from email.utils import formatdate
 
 import pytest
 
 from helpers.answering import CUT, Answering, reply
+from redpoll.config.settings import Settings
+from redpoll.control.http.ratelimit import RateLimit
 from redpoll_client import AsyncPublisher, Publisher, RateLimited, Unconfirmed
+from redpoll_client.calls import Attempts, Call
+from redpoll_client.settings import endpoint_of
+from redpoll_client.streams import Text
+
+DEFAULT_RATE = Settings().trigger_rate_per_minute
 
 
 def data_of(server):
@@ -125,3 +135,75 @@ async def test_a_rate_limit_is_waited_for_and_loses_nothing(opened):
             server.answers = [reply(429, {"error": "for long"}, {"Retry-After": "3600"})]
             with pytest.raises(RateLimited):
                 await call("publish_stream", "a", "token", ["x"])
+
+
+# -- rate limits
+
+
+def almost_used_up() -> bytes:
+    """Accepts an event. Of its window, 40 s and 2 of 10 events are left by the server's clock, which is a day late."""
+    now_s = int(time.time()) - 86_400
+    limit = {"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "2", "X-RateLimit-Reset": str(now_s + 40)}
+    return reply(200, {}, {"Date": formatdate(now_s, usegmt=True), **limit})
+
+
+def test_a_stream_waits_when_its_rate_limit_is_almost_used_up():
+    """The second part waits, although other events are sent meanwhile, and goes with the third."""
+    with Answering(almost_used_up()) as server, Answering(reply(200)) as free, Publisher(url=server.url) as publisher:
+
+        def parts():
+            yield "one"
+            server.came.wait()
+            yield "two"
+            with Publisher(url=free.url) as other:
+                for _ in range(50):
+                    other.trigger("a", "b", "c")
+            yield "three"
+
+        publisher.publish_stream("a", "token", parts(), per_second=1000)
+        assert [event.get("delta") for event in data_of(server)] == ["one", "twothree", None]
+
+
+async def test_an_async_stream_waits_when_its_rate_limit_is_almost_used_up():
+    with Answering(almost_used_up()) as server, Answering(reply(200)) as free:
+
+        async def parts():
+            yield "one"
+            await asyncio.to_thread(server.came.wait)
+            yield "two"
+            async with AsyncPublisher(url=free.url) as other:
+                for _ in range(50):
+                    await other.trigger("a", "b", "c")
+            yield "three"
+
+        async with AsyncPublisher(url=server.url) as publisher:
+            await publisher.publish_stream("a", "token", parts(), per_second=1000)
+        assert [event.get("delta") for event in data_of(server)] == ["one", "twothree", None]
+
+
+@pytest.mark.parametrize("count", [1, 10, 40])
+def test_streams_share_a_rate_limit_and_are_never_silent_for_long(count):
+    """Simulated: `count` texts without an end, for ten minutes, at a server with its default limit."""
+    now_s, call = 0.0, Call("POST", "/apps/1/events", correlation_id="id")
+    attempts = Attempts(endpoint_of(url="http://key:secret@127.0.0.1/apps/1"), call, 1, 5, idempotent=False)
+    rate = RateLimit(DEFAULT_RATE, clock=lambda: now_s, wall_clock=lambda: 1e9 + now_s)
+    together: set[Text] = set()
+    together |= {Text(together, None, 25, 10_240) for _ in range(count)}
+    due = [(0.0, number, text) for number, text in enumerate(together)]
+    while now_s < 600:
+        now_s, number, text = heapq.heappop(due)
+        window = rate.take("192.0.2.1")
+        assert not window.passed
+        lines = [line.split(": ") for line in window.headers(DEFAULT_RATE).decode().splitlines()]
+        answer = attempts.answered(200, {"Date": formatdate(1e9 + now_s, usegmt=True), **dict(lines)}, b"{}")
+        pause_s = text.interval_s(answer)
+        assert pause_s <= 20
+        heapq.heappush(due, (now_s + pause_s, number, text))
+
+
+async def test_a_limit_of_a_day_slows_no_stream(opened):
+    midnight_s = str(int(time.time()) + 40_000)
+    day = {"X-RateLimit-Limit": "1000", "X-RateLimit-Remaining": "1", "X-RateLimit-Reset": midnight_s}
+    with Answering(reply(200, {}, day)) as server:
+        async with opened(url=server.url) as call:
+            assert (await call("trigger", "a", "b", "c")).spacing_s == 0
