@@ -32,7 +32,12 @@ def test_frames_are_taken_whole_however_the_bytes_come():
 async def relayed(upstream):
     """Yields the address of a relay to the server `upstream`, and what it notes: (path, status) of each answer."""
     noted = []
-    relay = Relay(lambda _: None, lambda request, status: noted.append((request.path, status)), lambda _, __: None)
+    relay = Relay(
+        lambda _: None,
+        lambda request, status: noted.append((request.path, status)),
+        lambda _, __: None,
+        lambda request: request.path == "/publish",
+    )
     server = await asyncio.start_server(upstream, "127.0.0.1", 0)
     relay.upstream = server.sockets[0].getsockname()
     listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
@@ -77,6 +82,54 @@ async def test_requests_of_one_connection_are_answered_in_their_order():
         answers = await reader.read()
     assert [answer[-2:] for answer in answers.split(b"HTTP/1.1")[1:]] == [b"/0", b"/1", b"/2"]
     assert noted == [("/0", 200), ("/1", 200), ("/2", 200)]
+
+
+async def test_a_subscriber_that_has_an_event_finds_it_noted():
+    event, chunk = frame(TEXT, b"paid"), b"4\r\npaid\r\n"
+    subscribers, sent, heard = [], asyncio.Event(), asyncio.Event()
+
+    async def upstream(reader, writer):
+        path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+        if path == b"/publish":
+            for subscriber, data in subscribers:
+                subscriber.write(data)
+            sent.set()
+            # By then the relay has read the event, too.
+            await heard.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        elif path == b"/stream":
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            subscribers.append((writer, chunk))
+        else:
+            writer.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+            subscribers.append((writer, event))
+            await reader.readuntil(b"heard")
+            heard.set()
+        await reader.read()
+        writer.close()
+
+    async with relayed(upstream) as (address, noted):
+
+        async def ask(path, more=b""):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET %b HTTP/1.1\r\nHost: h\r\n%b\r\n" % (path, more))
+            return reader, writer
+
+        socket, stream = await ask(b"/app/key", b"Upgrade: websocket\r\n"), await ask(b"/stream")
+        for reader, _ in (socket, stream):
+            await reader.readuntil(b"\r\n\r\n")
+        publisher = await ask(b"/publish")
+        await sent.wait()
+        socket[1].write(frame(TEXT, b"heard", mask=bytes(4)))
+
+        async def seen(reader, data):
+            await reader.readuntil(data)
+            return list(noted)
+
+        found = await asyncio.gather(seen(socket[0], event), seen(stream[0], chunk))
+        assert found == [[("/stream", 200), ("/publish", 200)]] * 2
+        for _, writer in (socket, stream, publisher):
+            writer.close()
 
 
 async def test_a_client_that_is_connected_when_the_server_ends_causes_no_traceback():

@@ -2,6 +2,12 @@
 
 import asyncio
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 
 import aiohttp
@@ -49,6 +55,52 @@ async def test_what_is_published_is_noted(real: Server) -> None:
         real.clock.advance(1)
 
 
+async def test_clients_of_an_earlier_app_are_not_this_tests(real: Server) -> None:
+    """A page under test connects again after its test, to the same port."""
+    client, peer = await Socket.connect(real), await Socket.connect(real)
+    for one in (client, peer):
+        await one.subscribe("private-a")
+    real.new_app()
+    client.send({"event": "client-typing", "channel": "private-a", "data": "d"})
+    await peer.next("client-typing")
+    assert real.published == []
+    assert real.disconnect(None) == real.disconnect(4200, socket_id=client.socket_id) == 0
+    await client.settle()
+
+
+def test_a_server_dies_with_its_process_and_not_with_the_thread_that_started_it() -> None:
+    script = (
+        "import os, threading\n"
+        "from redpoll.testing import Server\n"
+        "server = Server()\n"
+        "thread = threading.Thread(target=server.start)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "server.new_app()\n"
+        "print(server._process.pid, flush=True)\n"
+        "input()\n"
+        "os._exit(1)\n"
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="rp", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": folder},
+        ) as process,
+    ):
+        assert process.stdout is not None
+        server = os.pidfd_open(int(process.stdout.readline()))
+        process.communicate(b"\n")
+        # A pidfd becomes readable when its process ends.
+        readable, _, _ = select.select([server], [], [], 60)
+        if not readable:
+            signal.pidfd_send_signal(server, signal.SIGTERM)
+        os.close(server)
+    assert readable
+
+
 async def test_failures_and_closes_are_provoked(real: Server) -> None:
     clients = [await Socket.connect(real) for _ in range(3)]
     assert real.disconnect(4200, "try again", socket_id=clients[0].socket_id) == 1
@@ -94,6 +146,16 @@ async def test_streams_over_http_come_as_they_are_published(real: Server) -> Non
         await fallback.open()
         assert json.loads(await fallback.recv())["event"] == "pusher:connection_established"
         await fallback.close()
+
+
+async def test_settings_of_the_tests_environment_do_not_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Applications have this one, and nothing listens there.
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
+    monkeypatch.setenv("REVERB_SERVER_PATH", "/elsewhere")
+    monkeypatch.setenv("REDPOLL_NO_SETTING", "1")
+    with Server(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]) as server:
+        client = await Socket.connect(server)
+        await client.subscribe("news")
 
 
 @pytest.mark.parametrize(("name", "why"), [("idempotency", "server.set"), ("activity_timeout", "has no setting")])

@@ -12,7 +12,7 @@ import msgspec
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code, close_reason
 
-__all__ = ["Refusal", "admits_origin", "check", "origin_allowed", "recovers", "split_target"]
+__all__ = ["Refusal", "admits_origin", "check", "key_of", "origin_allowed", "recovers", "split_target"]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
@@ -43,6 +43,14 @@ def split_target(target: str) -> tuple[str, dict[str, str]]:
     return path, {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
 
+def key_of(path: str) -> str | None:
+    """The app key in the path of a WebSocket, which is as requested; None if it isn't such a path."""
+    match = _PATH(path)
+    if match is None:
+        return None
+    return unquote(match[1]) if "%" in match[1] else match[1]
+
+
 def check(
     path: str,
     query: Mapping[str, str],
@@ -56,12 +64,9 @@ def check(
     finds apps by key, disabled apps too; `secure`: the client uses TLS, to this server or to a trusted proxy. A client
     with TLS never gets 4000, because pusher-js would reconnect by TLS at once and without end.
     """
-    match = _PATH(path)
-    if match is None:
+    key = key_of(path)
+    if key is None:
         return _refusal(Code.PATH_NOT_FOUND, f"Path {path[:_MAX_QUOTED_CHARS]} not found: connect to /app/KEY")
-    key = match[1]
-    if "%" in key:
-        key = unquote(key)
     app = find_app(key)
     # A disabled key admits no new connection; the app's other keys still do.
     if app is None or (app.secret_of(key) is None and not _is_console(app, key)):

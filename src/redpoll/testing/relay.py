@@ -8,8 +8,8 @@ where a close frame may be put between two frames of the server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import h11
@@ -18,6 +18,7 @@ from websockets.frames import Close, Frame, Opcode
 from redpoll.control.http.response import Response
 from redpoll.protocol import frames
 from redpoll.protocol.errors import close_reason
+from redpoll.protocol.handshake import key_of, split_target
 from redpoll.testing.port import request_of
 from redpoll.testing.request import Request
 
@@ -31,19 +32,27 @@ _Wanted = tuple[h11.Request | None, bytes, bytes, bytes]
 
 class Relay:
     """`before` gets each request before it is forwarded, and returns the answer instead, or None. `after` gets it with
-    the status of its answer. `message` gets each text message of a client, with its connection."""
+    the status of its answer. `message` gets each text message of a client, with its connection.
+
+    The server sends an event to subscribers while it answers the publish. So what it sends waits for the answers of
+    requests that `publishes`: a client that has an event finds it noted by `after`.
+    """
 
     def __init__(
         self,
         before: Callable[[Request], Response | None],
         after: Callable[[Request, int], None],
         message: Callable[[bytes, RelayedSocket], None],
+        publishes: Callable[[Request], bool],
     ) -> None:
         self.upstream: tuple[str, int] = ("127.0.0.1", 0)
         self.sockets: set[RelayedSocket] = set()
         self._before = before
         self._after = after
         self._message = message
+        self._publishes = publishes
+        # Of each publish that the server hasn't answered.
+        self._answers: set[asyncio.Event] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of a client, until either side ends it."""
@@ -75,7 +84,8 @@ class Relay:
                 return
             if b"websocket" in dict(head.headers).get(b"upgrade", b"").lower():
                 upstream.write(raw)
-                await self._socket(reader, writer, up_reader, upstream)
+                key = key_of(split_target(head.target.decode("latin-1"))[0]) or ""
+                await self._socket(RelayedSocket(writer, upstream, key), reader, up_reader)
                 return
             request = request_of(head, body)
             answer = self._before(request)
@@ -85,26 +95,48 @@ class Relay:
                     return
                 wanted = await _read_request(reader, rest)
                 continue
-            upstream.write(raw)
-            following = asyncio.ensure_future(_read_following(reader, rest, upstream))
-            try:
-                if not await _pass_response(head, up_reader, writer, partial(self._after, request)):
-                    return
-                wanted = await following
-            finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            with self._answering(request) as began:
+                upstream.write(raw)
+                following = asyncio.ensure_future(_read_following(reader, rest, upstream))
+                try:
+                    noted = None if self._publishes(request) else self._noted
+                    if not await _pass_response(head, up_reader, writer, began, noted):
+                        return
+                    wanted = await following
+                finally:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+
+    @contextmanager
+    def _answering(self, request: Request) -> Iterator[Callable[[int], None]]:
+        """Yields what is to be called with the status of the answer."""
+        answered = asyncio.Event()
+        if self._publishes(request):
+            self._answers.add(answered)
+
+        def end() -> None:
+            self._answers.discard(answered)
+            answered.set()
+
+        def began(status: int) -> None:
+            self._after(request, status)
+            end()
+
+        try:
+            yield began
+        finally:
+            end()
+
+    async def _noted(self) -> None:
+        """Returns when the publishes that are under way now are answered."""
+        for answered in tuple(self._answers):
+            await answered.wait()
 
     async def _socket(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        up_reader: asyncio.StreamReader,
-        upstream: asyncio.StreamWriter,
+        self, socket: RelayedSocket, reader: asyncio.StreamReader, up_reader: asyncio.StreamReader
     ) -> None:
-        socket = RelayedSocket(writer, upstream)
         self.sockets.add(socket)
-        down = asyncio.ensure_future(_pump(up_reader, socket.from_server))
+        down = asyncio.ensure_future(_pump(up_reader, socket.from_server, self._noted))
         up = asyncio.ensure_future(_pump(reader, lambda data: self._from_client(socket, data)))
         try:
             await asyncio.wait((down, up), return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +154,8 @@ class Relay:
 class RelayedSocket:
     """One WebSocket, seen from between its ends. `socket_id` is "" until the server has greeted the client."""
 
-    def __init__(self, writer: asyncio.StreamWriter, upstream: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, upstream: asyncio.StreamWriter, app_key: str) -> None:
+        self.app_key = app_key
         self.socket_id = ""
         self._writer = writer
         self._upstream = upstream
@@ -194,8 +227,12 @@ def take_frames(buffer: bytearray) -> Iterator[tuple[bytes, int, bytes]]:
         yield whole, whole[0] & 0x0F, payload
 
 
-async def _pump(reader: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, take: Callable[[bytes], None], noted: Callable[[], Awaitable[None]] | None = None
+) -> None:
     while data := await reader.read(_READ_BYTES):
+        if noted is not None:
+            await noted()
         take(data)
 
 
@@ -234,10 +271,14 @@ async def _read_following(reader: asyncio.StreamReader, rest: bytes, upstream: a
 
 
 async def _pass_response(
-    head: h11.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, began: Callable[[int], None]
+    head: h11.Request,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    began: Callable[[int], None],
+    noted: Callable[[], Awaitable[None]] | None,
 ) -> bool:
     """Forwards the answer as it comes; whether the connection stays open. `began` gets the status before the client has
-    the answer, so that a client finds what it published."""
+    the answer, so that a client finds what it published; `noted` is as for `_pump`."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method=head.method, target=head.target, headers=[("Host", "relay")]))
     parser.send(h11.EndOfMessage())
@@ -253,6 +294,8 @@ async def _pass_response(
                 is_over = isinstance(event, h11.EndOfMessage | h11.ConnectionClosed)
         # An answer may end with its connection.
         keeps = keeps and bool(data)
+        if noted is not None:
+            await noted()
         writer.write(data)
         await writer.drain()
     return keeps

@@ -16,8 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
@@ -25,7 +27,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from websockets.sync.client import connect
 
-from redpoll.config.setting_table import TABLE
+from redpoll.config.setting_table import PREFIX, TABLE, VARIABLES, variable_of
 from redpoll.ipc import command_socket
 from redpoll.protocol import frames
 from redpoll.protocol.apps import SETTINGS, App, CurrentApp, HistoryRule, Key, parse_setting
@@ -47,6 +49,17 @@ from redpoll.testing.request import Request
 __all__ = ["Server", "ServerFailed"]
 
 _WITHIN_S: Final = 120.0
+# `redpoll serve` that dies with its parent, whose id is the argument. It arms itself: Python code between fork and exec
+# may hang if the parent has threads.
+_SERVE: Final = """
+import os, sys
+from redpoll.cli import main
+from redpoll.ipc.child_pipe import arm_child
+
+arm_child()
+if os.getppid() == int(sys.argv[1]):
+    main(["serve"], prog_name="redpoll")
+"""
 _READY: Final = re.compile(r"^ready public=http://([^\s:]+):(\d+)", re.MULTILINE)
 _PUBLISHES: Final = re.compile(r"(?:/api/v1)?/apps/([^/]+)/(events|batch_events)").fullmatch
 # The messages that decide who a client is in a presence channel.
@@ -77,7 +90,7 @@ class Server(Expectations):
         self._known_ids: dict[str, float] = {}
         # Who each connection is in its presence channels.
         self._sessions: WeakKeyDictionary[RelayedSocket, Session] = WeakKeyDictionary()
-        self._relay = Relay(self._failures.answer, self._answered, self._sent)
+        self._relay = Relay(self._failures.answer, self._answered, self._sent, self._publishes)
         self._thread = LoopThread()
         self._listener: asyncio.Server | None = None
 
@@ -121,20 +134,15 @@ class Server(Expectations):
                 self._folder = Path()
 
     def _serve(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("REDPOLL_")}
+        # Without settings of the tests' environment, such as the REDIS_URL of the application.
+        environment = {
+            name: value for name, value in os.environ.items() if name not in VARIABLES and not name.startswith(PREFIX)
+        }
         app = {"app_id": self.app_id, "app_key": self.app_key, "app_secret": self.app_secret}
         ports = {"host": self.host, "port": 0, "control_port": 0, "data_dir": self._folder / "data"}
         for name, value in {**app, **ports, **self._settings}.items():
-            environment[f"REDPOLL_{name.upper()}"] = str(value)
-        with open(self._folder / "output", "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "redpoll", "serve"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            environment[variable_of(name)] = _text(value)
+        self._process = self._begun(environment)
         deadline = time.monotonic() + _WITHIN_S
         while (ready := _READY.search(self._output())) is None:
             if self._process.poll() is not None:
@@ -143,6 +151,31 @@ class Server(Expectations):
                 raise ServerFailed(f"redpoll serve was not ready within {_WITHIN_S:g} s\n{self._output()}")
             time.sleep(0.01)
         self._relay.upstream = (ready[1], int(ready[2]))
+
+    def _begun(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """The server's first process. The kernel kills it when the thread ends that started it, so this is one which
+        lives as long, and ends if the test's process is killed."""
+        begun: Future[subprocess.Popen[bytes]] = Future()
+
+        def attend() -> None:
+            try:
+                with open(self._folder / "output", "wb") as output:
+                    process = subprocess.Popen(
+                        [sys.executable, "-c", _SERVE, str(os.getpid())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                        start_new_session=True,
+                    )
+            except BaseException as error:
+                begun.set_exception(error)
+                return
+            begun.set_result(process)
+            process.wait()
+
+        threading.Thread(target=attend, name="redpoll serve", daemon=True).start()
+        return begun.result()
 
     def _output(self) -> str:
         with contextlib.suppress(FileNotFoundError):
@@ -221,7 +254,8 @@ class Server(Expectations):
 
     def _disconnect(self, code: int | None, message: str, socket_id: str | None) -> int:
         text = message or f"the test closed the connection with {code}"
-        sockets = [one for one in self._relay.sockets if one.socket_id and socket_id in (None, one.socket_id)]
+        own = [socket for socket in self._relay.sockets if socket.app_key == self.app_key and socket.socket_id]
+        sockets = [socket for socket in own if socket_id in (None, socket.socket_id)]
         for socket in sockets:
             socket.shut(code, text)
         return len(sockets)
@@ -238,9 +272,13 @@ class Server(Expectations):
 
     # -- what the relay reports
 
+    def _publishes(self, request: Request) -> bool:
+        place = _PUBLISHES(request.path)
+        return request.method == "POST" and place is not None and place[1] == self.app_id
+
     def _answered(self, request: Request, status: int) -> None:
         place = _PUBLISHES(request.path)
-        if status != 200 or request.method != "POST" or place is None or place[1] != self.app_id:
+        if status != 200 or place is None or not self._publishes(request):
             return
         # The server took it, so its form is right; the limits are the app's own.
         with contextlib.suppress(ApiError):
@@ -264,7 +302,9 @@ class Server(Expectations):
         return False
 
     def _sent(self, message: bytes, socket: RelayedSocket) -> None:
-        """Notes a client event; one that the server refuses, too."""
+        """Notes a client event; one that the server refuses, too. Clients of an earlier app may still be there."""
+        if socket.app_key != self.app_key:
+            return
         with contextlib.suppress(Exception):
             parsed = frames.decode_message(message)
             if parsed.event in _IDENTIFIES and socket.socket_id:
