@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS, Lively, lively, logged_in
+from browser.lively import PASSWORD, PATIENCE_MS, Lively, command, lively, logged_in
 from browser.watch import Watch
 from helpers.broken_proxy import BrokenProxy
 from helpers.browser import chromium
@@ -226,6 +226,26 @@ async def test_console_comes_back_by_itself_when_the_control_process_was_killed(
             await context.clear_cookies()
             os.kill(server.control_pid, signal.SIGKILL)
             await expect(state).to_have_text("Your session has ended. Log in again", timeout=PATIENCE_MS)
+
+
+async def test_console_says_that_the_server_refuses_it_and_comes_back_on_request(
+    life: Lively, context: BrowserContext
+) -> None:
+    made = await asyncio.to_thread(command, life.server, "app", "create", "short")
+    page = await context.new_page()
+    await page.goto(f"{life.server.control_url}/dashboard/apps/{made['id']}/console")
+    state = page.locator("#console-state")
+    await expect(state).to_have_text("Live", timeout=PATIENCE_MS)
+    await page.fill("#publish-name", "typed")
+    await asyncio.to_thread(command, life.server, "app", "set", made["id"], "enabled=false")
+    await expect(state).to_have_text("The server refuses this view: the app is disabled. Reload", timeout=PATIENCE_MS)
+    # One that is opened now gets the refusal instead of a greeting.
+    await state.get_by_role("link", name="Reload").click()
+    await expect(state).to_have_text("The server refuses this view: App disabled. Reload", timeout=PATIENCE_MS)
+    await asyncio.to_thread(command, life.server, "app", "set", made["id"], "enabled=true")
+    await state.get_by_role("link", name="Reload").click()
+    await expect(state).to_have_text("Live", timeout=PATIENCE_MS)
+    await expect(page.locator("#publish-name")).to_have_value("typed")
 
 
 async def test_console_stays_responsive_under_thousands_of_events(life: Lively, context: BrowserContext) -> None:

@@ -130,9 +130,10 @@ def test_grants_are_minted_checked_and_revoked(typed, app_id):
     assert typed("grant", "check", app_id, auth, "--json").exit_code == 0
     assert "may       subscribe,client_events" in checked.stdout
     refused = typed("grant", "check", app_id, auth, "--channel", "presence-a")
-    assert (refused.exit_code, refused.stderr) == (1, "no pattern of its channels matches presence-a\n")
+    assert refused.exit_code == 1
+    assert refused.stderr == "Invalid grant: no pattern of its channels matches presence-a\n"
     assert "0 subscriptions ended" in typed("grant", "revoke", app_id, "--user", "7").stdout
-    assert typed("grant", "check", app_id, auth).stderr == "it was revoked\n"
+    assert typed("grant", "check", app_id, auth).stderr == "access was revoked\n"
     as_json = typed("grant", "check", app_id, auth, "--json")
     assert (as_json.exit_code, json.loads(as_json.stdout)["valid"]) == (1, False)
     assert typed("grant", "revoke", app_id).stderr == "name --jti or --user\n"

@@ -48,9 +48,8 @@ def test_server_with_several_apps_names_the_commands_that_show_them(typed, monke
         "control_tls": False,
     }
     apps = [{"id": "1", "key": "a", "secret": "the-secret"}, {"id": "2", "key": "b", "secret": "the-secret"}]
-    monkeypatch.setattr(
-        "redpoll.cli.users.run", lambda _settings, verb, _args: address if verb == "server show" else apps
-    )
+    results = {"server show": address, "app list": apps, "first login": {"password": None}}
+    monkeypatch.setattr("redpoll.cli.users.run", lambda _settings, verb, _args: results[verb])
     text = typed("first-login").stdout
     assert "has 2 apps: `redpoll app list`" in text
     assert "the-secret" not in text

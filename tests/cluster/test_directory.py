@@ -1,6 +1,14 @@
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from redpoll.cluster.directory import Directory, DirectoryWriter, read_app, read_directory
+from redpoll.cluster import directory
+from redpoll.cluster.directory import Directory, DirectoryChanged, DirectoryWriter, read_app, read_directory
 from redpoll.protocol.apps import App, Key
 
 
@@ -90,6 +98,86 @@ async def test_refill_deletes_removed_records_and_old_ones_are_used_until_then(w
     await wait_until(lambda: worker.directory.version == 2)
     assert set(worker.directory.by_id) == {"3"}
     assert worker.directory.find("key1") is None
+
+
+class Passes:
+    """Counts passes of the event loop, and how often a function is called in each."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+        self._count = 0
+        self._next()
+
+    def _next(self) -> None:
+        self._count += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._next)
+
+    def counted(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            self.calls[self._count] += 1
+            return work(*args)
+
+        return count
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+@pytest.fixture
+async def passes():
+    passes = Passes()
+    yield passes
+    passes.stop()
+
+
+class TestParts:
+    """Many records are written, read and adopted in parts: clients and publishes are served in between."""
+
+    async def test_written(self, writer, passes, monkeypatch):
+        encoder = SimpleNamespace(encode=passes.counted(directory._ENCODER.encode))
+        monkeypatch.setattr(directory, "_ENCODER", encoder)
+        await writer.fill([app(number) for number in range(2_000)], 1)
+        assert passes.calls.total() == 2_000
+        assert max(passes.calls.values()) == 200
+
+    async def test_read(self, writer, link, keys, passes, monkeypatch):
+        await writer.fill([app(number) for number in range(2_000)], 1)
+        decoder = SimpleNamespace(decode=passes.counted(directory._DECODER.decode))
+        monkeypatch.setattr(directory, "_DECODER", decoder)
+        _, apps = await read_directory(link, keys)
+        assert len(apps) == 2_000
+        # Redis returns some more than were asked for.
+        assert max(passes.calls.values()) < 400
+
+    async def test_adopted(self, writer, link, keys, passes, wait_until, monkeypatch):
+        # The clock says that each look comes after the end of the slice.
+        monkeypatch.setattr("redpoll.loop.slices.monotonic", itertools.count().__next__)
+        found = Directory(link, keys, on_change=passes.counted(lambda *change: None))
+        for records in (range(200), range(200, 400)):
+            await writer.fill([app(number) for number in records], records.stop)
+            found.read()
+            await wait_until(lambda stop=records.stop: found.version == stop)
+        # The first ones, the others, and that the first are gone.
+        assert passes.calls.total() == 600
+        assert max(passes.calls.values()) == 20
+
+    async def test_changed_while_they_are_adopted(self, writer, link, keys, wait_until, monkeypatch):
+        monkeypatch.setattr("redpoll.loop.slices.monotonic", itertools.count().__next__)
+        await writer.fill([app(number) for number in range(100)], 1, "one")
+        found = Directory(link, keys, again_s=0)
+
+        def changed(*change: Any) -> None:
+            # In the middle of the first adoption. Redis has this change before the second reading.
+            found.on_change = None
+            link.call(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
+            link.call(b"SET", keys.directory_version, "2 100 two")
+            found.apply(DirectoryChanged(2, "two", "one", "5", app(5, name="five")))
+
+        found.on_change = changed
+        found.read()
+        await wait_until(lambda: found.version == 2)
+        assert found.by_id["5"].name == "five"
+        assert found.find("key99") == app(99)
 
 
 async def test_unreadable_record_affects_no_other_app(worker, writer, link, keys, wait_until):

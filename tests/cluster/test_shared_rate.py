@@ -36,6 +36,15 @@ async def test_window_ends_a_minute_after_its_first_trigger_and_addresses_have_t
     assert 0 < await link.ask(b"PTTL", keys.rate("192.0.2.1")) <= 30_000
 
 
+async def test_window_begins_again_when_the_clock_of_redis_is_set_back(link, keys):
+    rate = SharedRate(link, keys)
+    assert (await rate.take("192.0.2.1", 2, 2, 60.0)).granted == 2
+    # Redis keeps the time at which the key expires: an hour more is left.
+    await link.ask(b"PEXPIRE", keys.rate("192.0.2.1"), 3_660_000)
+    assert await rate.take("192.0.2.1", 2, 2, 60.0) == Part(2, 2, 60.0)
+    assert 0 < await link.ask(b"PTTL", keys.rate("192.0.2.1")) <= 60_000
+
+
 async def test_without_redis_nothing_is_granted(tmp_path, keys):
     link = Link(f"unix://{tmp_path}/none.sock")
     link.start()

@@ -76,6 +76,18 @@ def test_a_pem_file_in_a_folder_may_have_both(tmp_path):
     assert names(found([tmp_path])) == [("one.example.com",)]
 
 
+@pytest.mark.parametrize("name", ["cert", "chain", "fullchain"])
+def test_a_file_with_a_name_of_certbots_counts_if_its_key_has_the_same_name(tmp_path, name):
+    cert, key = made(tmp_path, name)
+    pem = tmp_path / f"{name}.pem"
+    os.replace(cert, pem)
+    made(tmp_path, "ca")
+    assert names(found([tmp_path])) == [(f"{name}.example.com",)]
+    pem.write_bytes(pem.read_bytes() + key.read_bytes())
+    key.unlink()
+    assert names(found([tmp_path])) == [(f"{name}.example.com",)]
+
+
 def test_keys_may_be_in_a_folder_of_their_own(tmp_path):
     _, key = made(tmp_path / "certs", "one")
     keys = tmp_path / "private"

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from structlog.testing import capture_logs
 
 from redpoll.config.config import Settings
+from redpoll.control import main
 from redpoll.ipc.child_pipe import ChildPipe
 from redpoll.ipc.command_socket import ask, socket_path
 from redpoll.ipc.messages import (
@@ -126,6 +128,21 @@ async def test_open_requests_are_answered_after_sigterm(start_process, connect, 
     assert reply.headers["connection"] == "close"
     code, errors = await it.wait_ended()
     assert (code, "Traceback" in errors) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"control_host": "127.0.0.1"}, False),
+        ({"control_host": "localhost"}, False),
+        ({"control_host": "0.0.0.0"}, True),
+        ({"control_host": "0.0.0.0", "tls_client_ca": "/etc/redpoll/operators.crt"}, False),
+    ],
+)
+def test_control_port_that_is_open_to_a_network_without_tls_is_logged(settings, warns):
+    with capture_logs() as logged:
+        main._warn_of_exposure(Settings(**settings))
+    assert [entry["event"] for entry in logged] == ["control port open to a network"] * warns
 
 
 async def test_control_exits_when_its_supervisor_dies(start_process, wait_until):

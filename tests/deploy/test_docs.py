@@ -149,6 +149,14 @@ def test_readme_is_short_and_opens_with_its_commands():
     assert lines[4].startswith("Test it: `")
 
 
+def test_recipes_for_texts_name_the_limit_of_publishes():
+    """A text in parts is more publishes than an address may send by default."""
+    is_recipe = re.compile(r"--join [a-z]|^ +join: |\.publish_stream\(", re.MULTILINE)
+    recipes = [page for page in MARKDOWN if is_recipe.search(page.read_text())]
+    assert {"answers", "history", "laravel", "python"} <= {page.stem for page in recipes}
+    assert not [page for page in recipes if not re.search("trigger[-_]rate[-_]per[-_]minute", page.read_text())]
+
+
 # -- blocks of code
 
 
@@ -346,7 +354,12 @@ async def test_history(server, kept_news, folder):
         await api.publish("news-sport", "goal", '{"text":"1:0"}')
         async with running("node", client) as reader:
             assert {await reader.line(), await reader.line()} == {"1:0", "1 stored"}
-    assert "goal" in await run(sys.executable, script, TOKEN=made["token"])
+        # More than two pages.
+        for first in range(0, 210, 10):
+            batch = [{"channel": "news-sport", "name": "n", "data": str(n)} for n in range(first, first + 10)]
+            assert await api.ask("POST", "/batch_events", {"batch": batch}) == (200, {})
+    lines = (await run(sys.executable, script, TOKEN=made["token"])).splitlines()
+    assert [line.split(" ")[-1] for line in lines] == ['{"text":"1:0"}', *map(str, range(210))]
 
 
 CURL = re.compile(r"^    (curl .*)$", re.MULTILINE)
@@ -455,8 +468,11 @@ async def test_webhook_receiver(server, folder, port, title):
         client = await Socket.connect(server)
         await client.subscribe(f"room-of-{title}")
         assert (await receiver.until("channel.occupied")).endswith(f"channel.occupied room-of-{title}")
-        operate(server, "webhook delete", id=hook["id"])
+        # For a day the receiver may have the secret before.
+        operate(server, "webhook rotate", id=hook["id"])
         await client.close()
+        assert (await receiver.until("channel.vacated")).endswith(f"channel.vacated room-of-{title}")
+        operate(server, "webhook delete", id=hook["id"])
 
 
 def test_navigation_has_every_page():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import runpy
 import sys
 import urllib.error
 import urllib.parse
@@ -16,7 +17,9 @@ from deploy.docs_blocks import blocks_of, folder_with_libraries, needs_node, ope
 from helpers.server import Server
 from helpers.wire import Socket
 from redpoll.testing import FakeServer
+from redpoll_client import AsyncPublisher
 
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "answers" / "backend.py"
 PAGE = "quickstart/python.md"
 
 
@@ -68,6 +71,24 @@ async def test_without_a_library(server, tmp_path):
 
 
 # -- applications
+
+
+async def test_a_killed_answer_is_stored_from_its_beginning(monkeypatch, tmp_path):
+    """deploy/examples/answers. The answer has more parts than a page of a history."""
+    monkeypatch.setenv("ANSWERS", str(tmp_path / "answers.db"))
+    with FakeServer(max_batch=1000) as fake:
+        fake.keep_history("private-chat-", keep=5000)
+        monkeypatch.setenv("REDPOLL_URL", fake.pusher_url)
+        example = runpy.run_path(str(EXAMPLE))
+        example["store"]("7", "answer-1", "assistant", "", "streaming")
+        words = [f"word {number} " for number in range(1200)]
+        async with AsyncPublisher(url=fake.pusher_url) as publisher:
+            parts = [{"stream": "answer-1", "n": number, "delta": word} for number, word in enumerate(words)]
+            await publisher.trigger_batch({"channel": "private-chat-7", "name": "answer", "data": p} for p in parts)
+            await example["mark_unfinished"](publisher)
+    (answer,) = example["stored"]("7")
+    assert (answer["parts"][0]["text"], answer["metadata"]["state"]) == ("".join(words), "failed")
+    example["database"].close()
 
 
 async def pytest_of(folder: Path, *files: str) -> str:

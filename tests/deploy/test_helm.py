@@ -115,6 +115,17 @@ def test_one_pod_with_an_external_redis_stops_without_a_drain():
     assert objects["StatefulSet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 5 + 10 + 25
 
 
+@pytest.mark.parametrize(("values", "command"), [({}, "first-login"), (EVERYTHING, "user reset admin")])
+def test_notes_say_how_to_log_in(values, command):
+    """Any of several pods may have created `admin`."""
+    with helm.Chart.load(str(CHART)) as chart:
+        (notes,) = [
+            text for path, text in chart.render(values, name="demo", namespace="prod").items() if "NOTES" in path
+        ]
+    _, _, login = notes.partition("log in" if command == "first-login" else "first login")
+    assert login.splitlines()[1] == f"  kubectl exec -n prod demo-redpoll-0 -- redpoll {command}"
+
+
 def test_scaling_follows_connections():
     objects = rendered({**STORES, "autoscaling": {"enabled": True, "connections": 30000}})
     assert "replicas" not in objects["StatefulSet"]["spec"]
@@ -219,11 +230,29 @@ def test_a_control_port_with_tls_needs_a_certificate():
 
 
 @pytest.mark.parametrize(
-    "values", [{"replicas": 2}, {"autoscaling": {"enabled": True}}, {"replicas": 2, "redis": {"url": "redis://cache"}}]
+    "values",
+    [
+        {"replicas": 2},
+        {"autoscaling": {"enabled": True}},
+        {"replicas": 2, "redis": {"url": "redis://cache"}},
+        {"replicas": 2, "cluster": True},
+        {"replicas": 2, "cluster": True, "database": STORES["database"]},
+        {"replicas": 2, "cluster": True, "secretSettings": {"redis_url": "redis://cache"}},
+    ],
 )
 def test_several_pods_without_common_stores_are_refused(values):
     with pytest.raises(helm.HelmError, match=r"redis\.url|database\.url"):
         rendered(values)
+
+
+def test_several_pods_may_have_their_stores_from_elsewhere():
+    variables = [{"name": name, "value": "…"} for name in ("REDPOLL_REDIS_URL", "REDPOLL_DATABASE_URL")]
+    for place in (
+        {"existingSecret": "mine"},
+        {"extraEnv": variables},
+        {"extraEnv": variables[1:], "secretSettings": {"redis_url": "redis://cache"}},
+    ):
+        assert rendered({"replicas": 2, "cluster": True, **place})["StatefulSet"]["spec"]["replicas"] == 2
 
 
 def test_apps_are_applied_before_the_server_starts(tmp_path, monkeypatch):

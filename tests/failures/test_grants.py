@@ -129,7 +129,7 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
     await asyncio.to_thread(own_postgres.start)
     for jti in ("first", "second"):
         checked = await asyncio.to_thread(check, one, auths[jti])
-        assert (checked["valid"], checked["reason"]) == (False, "it was revoked")
+        assert (checked["valid"], checked["reason"]) == (False, "access was revoked")
     while await asyncio.to_thread(stored, own_postgres, database) != {"jti first", "sub user second"}:
         await asyncio.sleep(0.05)
     for socket in sockets.values():

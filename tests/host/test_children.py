@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):
     await wait_until(lambda: said(WorkersReady()) in tree.of("control", new))
     assert tree.of("control", new)[1] == said(LivingWorkers([1, 2], 2))
     assert tree.out.count("ready public=") == 1
+
+
+async def test_restarted_children_get_the_folder_of_sockets_again(tree, wait_until, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    tree.start(environment={"TMPDIR": str(temporary)})
+    await wait_until(lambda: tree.is_ready)
+    (run_dir,) = temporary.glob("redpoll-*")
+    run_dir.rmdir()
+    os.kill(tree.pids("control")[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids("control")) == 2)
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
 
 
 async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(tree, redis, wait_until):

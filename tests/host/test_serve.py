@@ -1,8 +1,12 @@
 """What `redpoll serve` does before the supervisor runs: the data folder, sockets, limits."""
 
+import asyncio
+import fcntl
 import os
 import resource
+import shutil
 import socket
+import subprocess
 import tempfile
 
 import pytest
@@ -40,6 +44,26 @@ def test_start_without_a_temporary_folder_is_refused(tmp_path, monkeypatch):
             serve(Settings(data_dir=str(tmp_path / "data"), redis_url="redis://h", workers=1, port=0, control_port=0))
     finally:
         os.umask(mask)
+
+
+async def test_folder_of_sockets_is_locked_against_what_cleans_up_temporary_folders(tree, wait_until, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    tree.start(environment={"TMPDIR": str(temporary)})
+    await wait_until(lambda: tree.is_ready)
+    (run_dir,) = temporary.glob("redpoll-*")
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    if shutil.which("systemd-tmpfiles"):
+        (temporary / "unlocked").mkdir()
+        (tmp_path / "tmp.conf").write_text(f"d {temporary} - - - 0\n")
+        command = ["systemd-tmpfiles", "--clean", tmp_path / "tmp.conf"]
+        await asyncio.to_thread(subprocess.run, command, check=True)
+        assert list(temporary.iterdir()) == [run_dir]
+    assert tree.stop() == 0
+    assert list(temporary.iterdir()) == []
 
 
 async def test_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp_path):

@@ -30,6 +30,21 @@ def test_batches_are_by_app_and_in_the_order_of_the_calls():
     ]
 
 
+def test_batch_of_long_calls_ends_early():
+    calls = CallBatch(call(number, channels=["c" * 200] * 100) for number in range(100))
+    batches = [batch for _, batch in calls.by_app()]
+    assert sum(batch.count for batch in batches) == calls.count == 100
+    assert max(len(batch.json) for batch in batches) < 300_000
+    # But for the brackets.
+    assert sum(len(batch.json) - 1 for batch in batches) == calls.size
+    other = CallBatch()
+    for _ in range(3):
+        other.add_encoded("1", b"x" * 300_000, 1, 1_000_001, 1_000_001)
+    assert [batch.count for _, batch in other.by_app()] == [1, 1, 1]
+    other.insert_before(calls)
+    assert (other.count, other.size) == (103, calls.size + 900_000)
+
+
 def test_correlation_ids_and_foreign_trace_ids_are_marks():
     ((_, batch),) = CallBatch([call(1), call(2, correlation_id="one"), call(3, trace_id="ab" * 16)]).by_app()
     assert batch.marks == {"one", "ab" * 16}

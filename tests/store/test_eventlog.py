@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from redpoll.store import eventlog
 from redpoll.store.call_batch import CallBatch, CallRow
 from redpoll.store.eventlog import EventLog, Query, SpanRow, _share
 
@@ -188,6 +189,36 @@ async def test_flood_of_one_app_removes_no_row_of_another(tmp_path):
     await log.write(batch(call(1)), [])
     assert (await log.trace("1", tid(1)))[1] == []
     await log.close()
+
+
+async def test_file_stays_within_its_bytes_and_the_app_that_fills_it_loses_its_oldest_calls(tmp_path, monkeypatch):
+    """With 100 names of channels and their spans, 500,000 calls took 25 GB."""
+    monkeypatch.setattr(eventlog, "_MIN_BYTES", 2_000_000)
+    path = tmp_path / "events.sqlite"
+    log = await EventLog.open(path, 1_000, DAY_S)
+    few = [call(number, app_id="2", sampled=True) for number in range(1, 4)]
+    await log.write(batch(*few), [span_of(tid(number), "2", 1_000_000 + number, "accepted", {}) for number in (1, 2)])
+    channels = [f"channel-{number:042}" for number in range(100)]
+    # Three times as many bytes as are kept.
+    for start in range(0, 400, 20):
+        calls = [call(number, channels=channels, sampled=True) for number in range(start, start + 20)]
+        spans = [
+            span_of(row.trace_id, "1", row.time_ms, "written", {"worker": "r.1.0", "channel": channel})
+            for row in calls
+            for channel in channels[:30]
+        ]
+        await log.write(batch(*calls), spans)
+        await log.prune(1_000_100)
+    first, *_, last = reversed(await numbers(log, limit=1_000))
+    assert (50 < first < 380, last) == (True, 399)
+    assert (await log.trace("1", tid(first)))[1]
+    await log.write(batch(call(first - 1)), [])
+    assert (await log.trace("1", tid(first - 1)))[1] == []
+    assert await numbers(log, app_id="2") == [3, 2, 1]
+    assert len((await log.trace("2", tid(1)))[1]) == 1
+    await log.close()
+    # And what was written between two prunings.
+    assert path.stat().st_size < 2_500_000
 
 
 async def test_counts_of_an_earlier_run_are_known(tmp_path):

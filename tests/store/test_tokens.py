@@ -60,21 +60,18 @@ async def test_last_use_is_written_for_several_tokens_at_once(store):
     assert [found.last_used_at for found in (await read(store)).values()] == [10.0, None, 30.0]
 
 
-async def test_tokens_to_revoke_or_remove_may_be_more_than_a_statement_has_values(store):
-    """PostgreSQL takes 32,767: an app with more tokens couldn't be deleted."""
+async def test_tokens_to_revoke_may_be_more_than_a_statement_has_values(store):
+    """PostgreSQL takes 32,767."""
     await put(store, token(1), token(2), token(3))
     ids = ["t1", *(f"x{number}" for number in range(33_000)), "t3"]
     async with store.change() as connection:
         await token_rows.revoke(connection, ids, 99.0)
     assert [found.revoked_at for found in (await read(store)).values()] == [99.0, None, 99.0]
-    async with store.change() as connection:
-        await token_rows.remove(connection, ids)
-    assert [found.id for found in (await read(store)).values()] == ["t2"]
 
 
-async def test_removed_tokens_are_gone(store):
-    await put(store, token(1), token(2))
+async def test_tokens_that_ended_before_a_time_are_removed(store):
+    ends = [(49.0, None), (None, 49.0), (99.0, 49.0), (49.0, 99.0), (50.0, None), (None, 50.0), (None, None)]
+    await put(store, *(token(n, expires_at=one, revoked_at=other) for n, (one, other) in enumerate(ends)))
     async with store.change() as connection:
-        await token_rows.remove(connection, ["t1"])
-        await token_rows.remove(connection, [])
-    assert [found.id for found in (await read(store)).values()] == ["t2"]
+        await token_rows.remove_ended(connection, 50.0)
+    assert [found.id for found in (await read(store)).values()] == ["t4", "t5", "t6"]

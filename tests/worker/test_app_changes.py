@@ -180,3 +180,16 @@ class TestClosing:
         site.changes.changed("1", other, but(other, enabled=False))
         site.pass_time()
         assert newcomer.code == 4003
+
+    @pytest.mark.parametrize("how", ["enabled", "made"])
+    def test_another_app_with_the_same_id_that_comes_back_inherits_no_connections(self, site, how):
+        app = site.app("1")
+        other = but(app, keys=(Key(key="cc" * 10, secret="dd" * 10),))
+        away = but(other, enabled=False) if how == "enabled" else None
+        site.changes.changed("1", app, None)
+        site.changes.changed("1", None, other)
+        site.changes.changed("1", other, away)
+        site.changes.changed("1", away, other)
+        site.pass_time()
+        assert site.codes("1") == {4001: 100}
+        assert not site.timers

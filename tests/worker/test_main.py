@@ -1,6 +1,7 @@
 """A worker from its start to its end: ready, drained, and nothing left in Redis."""
 
 import asyncio
+import json
 import os
 
 import aiohttp
@@ -12,7 +13,7 @@ from helpers.server import Server
 from helpers.wire import Api, Socket
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.connection_state import Reach
-from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.keys import TAGS, Keys
 from redpoll.ipc.messages import FROM_CHILD, DirectoryVersion, Evacuate, ReachChanged, Ready, Serve, ShardKey, encode
 
 
@@ -84,6 +85,19 @@ async def test_a_drained_worker_leaves_nothing_in_redis(bench, client_of_redis):
     await asyncio.wait_for(worker.life.until(Lifecycle.STOPPED), 60)
     left = {key.split(b":")[2] async for key in client_of_redis.scan_iter("rp:*")}
     assert left == {b"clock", b"dir", b"dirver", b"stats"}  # counters are gone after 15 s
+
+
+async def test_a_drained_worker_writes_its_figures_at_its_end(bench, client_of_redis):
+    worker = await bench.start()
+    client = await bench.client(worker)
+    await client.subscribe("news")
+    await bench.publish("news", "headline", "{}")
+    await client.next()
+    process = worker.registry.worker_id.rpartition(".")[0]
+    worker.drain()
+    await asyncio.wait_for(worker.life.until(Lifecycle.STOPPED), 60)
+    _, figures = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
+    assert figures["by_app"] == {"1": [0, 0, 1]}
 
 
 async def test_a_worker_of_a_drained_node_closes_and_admits_nobody_until_it_serves_again(bench):

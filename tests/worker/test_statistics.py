@@ -2,7 +2,8 @@
 
 import json
 
-from redpoll.cluster.redis.keys import TAGS
+from redpoll.cluster.redis.keys import TAGS, Keys
+from redpoll.cluster.stats import Stats
 
 
 async def test_its_counters_are_in_redis(bench, client_of_redis):
@@ -32,6 +33,17 @@ async def test_its_counters_are_in_redis(bench, client_of_redis):
     _, stats = json.loads(await client_of_redis.get(f"rp:{{{TAGS[0].decode()}}}:stats:{process}"))
     assert stats["by_app"] == {"1": [0, 0, 1]}
     assert stats["loop_exceptions_total"] == 0
+
+
+async def test_every_app_is_counted_however_many_there_are(bench):
+    worker = await bench.start()
+    await bench.client(worker)
+    sent = {str(number): number for number in range(1, 301)}
+    worker.gate.hub.events_sent.update(sent)
+    worker.statistics.write()
+    name = worker.registry.worker_id
+    stats = (await Stats(worker.link, Keys()).read([name.rpartition(".")[0]]))[name]
+    assert stats["by_app"] == {app_id: [int(app_id == "1"), 0, count] for app_id, count in sent.items()}
 
 
 async def test_nothing_is_written_while_redis_is_away(bench):

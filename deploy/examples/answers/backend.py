@@ -143,7 +143,8 @@ async def mark_unfinished(publisher: AsyncPublisher) -> None:
         deltas: list[str] = []
         cursor = None
         while True:
-            page = await publisher.history(channel_of(chat), limit=1000, cursor=cursor)
+            # From the beginning: without `since`, pages go from the newest one back.
+            page = await publisher.history(channel_of(chat), limit=1000, since=0, cursor=cursor)
             parts = [json.loads(message.data) for message in page.messages if message.event == "answer"]
             deltas += [part.get("delta", "") for part in parts if part["stream"] == stream]
             cursor = page.next

@@ -61,7 +61,8 @@ def user_reset(name: str) -> dict[str, Any]:
 def first_login(settings: config.Settings, as_json: bool) -> None:
     """Show how to use a new server: its app with secret and examples, and the dashboard's password for one login.
 
-    The password is shown until the user `admin` logs in. The examples have the addresses of the running server.
+    The password is shown until the user `admin` logs in or gets another one. Of several nodes, the one that was
+    started first has it. The examples have the addresses of the running server.
 
     \b
     Examples:
@@ -76,7 +77,7 @@ def first_login(settings: config.Settings, as_json: bool) -> None:
     scheme = "https" if address["control_tls"] else "http"
     url = f"{scheme}://{welcome.url_host(address['control_host'])}:{address['control_port']}"
     path = Path(settings.data_dir).resolve() / welcome.FIRST_LOGIN_NAME
-    password = _password(path)
+    password = run(settings, "first login", {})["password"]
     if as_json:
         print_json({"app": app, "dashboard": url, "password": password})
         return
@@ -90,15 +91,5 @@ def first_login(settings: config.Settings, as_json: bool) -> None:
     if password is not None:
         click.echo(welcome.first_login(url, password, str(path)), nl=False)
     else:
-        click.echo(f"The dashboard is at {url}. There is no password for a first login any more, or it was chosen in")
-        click.echo("admin_password; `redpoll user reset admin` gives a new one.")
-
-
-def _password(path: Path) -> str | None:
-    from redpoll.host import datafolder
-
-    try:
-        with datafolder.as_owner(path.parent):
-            return path.read_text().strip()
-    except FileNotFoundError:
-        return None
+        click.echo(f"The dashboard is at {url}. There is no password for a first login here: it was used or replaced,")
+        click.echo("or chosen in admin_password, or another node has it; `redpoll user reset admin` gives a new one.")

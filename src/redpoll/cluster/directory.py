@@ -7,7 +7,7 @@ has a random id, because a record store that lost changes uses its number again,
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import hiredis
@@ -19,6 +19,7 @@ from redpoll.cluster.questions import TopicMessage, encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.scripts import DIR_FILL, DIR_PUT
+from redpoll.loop.slices import walk
 from redpoll.protocol.apps import App, Key
 
 __all__ = ["Directory", "DirectoryChanged", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]
@@ -78,25 +79,26 @@ async def read_directory(link: Link, keys: Keys) -> tuple[DirectoryVersion, dict
     before = await link.ask(b"GET", keys.directory_version)
     if before is None:
         return None
-    records: dict[str, bytes] = {}
+    apps: dict[str, App] = {}
+    unreadable: set[str] = set()
     cursor: bytes | int = 0
     while True:
         cursor, flat = await link.ask(b"HSCAN", keys.directory, cursor, b"COUNT", _SCAN_COUNT)
-        records |= {app_id.decode(): record for app_id, record in zip(flat[::2], flat[1::2], strict=True)}
+        # Each part as it comes, so that clients are served in between.
+        for app_id, record in zip(map(bytes.decode, flat[::2]), flat[1::2], strict=True):
+            try:
+                apps[app_id] = _DECODER.decode(record)
+            except msgspec.DecodeError as error:
+                # One unreadable record must not disable the other apps.
+                unreadable.add(app_id)
+                log.error("app record unreadable", app=app_id, reason=str(error))
         if int(cursor) == 0:
             break
     if await link.ask(b"GET", keys.directory_version) != before:
         return None
     stored = _Stored.parse(before)
-    if stored.apps not in (None, len(records)):
+    if stored.apps not in (None, len(apps) + len(unreadable)):
         return None
-    apps: dict[str, App] = {}
-    for app_id, record in records.items():
-        try:
-            apps[app_id] = _DECODER.decode(record)
-        except msgspec.DecodeError as error:
-            # One unreadable record must not disable the other apps.
-            log.error("app record unreadable", app=app_id, reason=str(error))
     return stored.version, apps
 
 
@@ -198,20 +200,22 @@ class Directory:
                     log.warning("directory read failed", reason=str(error))
                     result = None
                 if result is not None and self._announced in (None, result[0]):
-                    self._adopt(*result)
-                    return
+                    await self._adopt(*result)
+                    # It may have changed meanwhile.
+                    if self._announced in (None, result[0]):
+                        return
                 await asyncio.sleep(self._again_s)
         finally:
             self._reading = None
             self._wake()
 
-    def _adopt(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
+    async def _adopt(self, version: DirectoryVersion, apps: dict[str, App]) -> None:
+        # In slices, because all workers do this at the same moment.
+        deleted = [app_id for app_id in self.by_id if app_id not in apps]
+        await walk(deleted, lambda app_id: self._put(app_id, None))
+        await walk(apps.items(), lambda item: self._put(*item))
         self.version, self.id = version
         self._known = True
-        for app_id in [app_id for app_id in self.by_id if app_id not in apps]:
-            self._put(app_id, None)
-        for app_id, app in apps.items():
-            self._put(app_id, app)
         self._update_complete()
 
     def _put(self, app_id: str, app: App | None) -> None:
@@ -278,19 +282,23 @@ class DirectoryWriter:
         async def step(*args: bytes | str | int) -> Any:
             return await self._link.execute(DIR_FILL, names, (leads_with, *args))
 
-        records = {app.id: _ENCODER.encode(app) for app in apps}
+        records = {app.id: app for app in apps}
         present = await step(b"begin")
         if present is None:
             return False
-        steps: list[tuple[bytes | str | int, ...]] = []
-        flat = [part for record in records.items() for part in record]
-        for at in range(0, len(flat), 2 * _FILL_COUNT):
-            steps.append((b"put", *flat[at : at + 2 * _FILL_COUNT]))
         stale = [app_id for app_id in present if app_id.decode() not in records]
-        for at in range(0, len(stale), _FILL_COUNT):
-            steps.append((b"drop", *stale[at : at + _FILL_COUNT]))
-        steps.append((b"end", number, id, keys.publish, keys.sys, encode(DirectoryChanged(number, id))))
-        for one in steps:
+
+        def steps() -> Iterator[tuple[bytes | str | int, ...]]:
+            # Each is encoded when its turn comes, so that publishes are served in between.
+            ids = list(records)
+            for at in range(0, len(ids), _FILL_COUNT):
+                part = ids[at : at + _FILL_COUNT]
+                yield b"put", *(text for app_id in part for text in (app_id, _ENCODER.encode(records[app_id])))
+            for at in range(0, len(stale), _FILL_COUNT):
+                yield b"drop", *stale[at : at + _FILL_COUNT]
+            yield b"end", number, id, keys.publish, keys.sys, encode(DirectoryChanged(number, id))
+
+        for one in steps():
             if await step(*one) is None:
                 return False
         return True

@@ -55,10 +55,10 @@ class Quota:
         """Where an app's counters are."""
         return shard_of_name(self._keys.spent(app_id, self.today()))
 
-    async def spend(self, app_id: str, n: int, limit: int, once: str | None = None) -> Spent:
-        """Counts `n` messages that are about to be published, or none of them. With `once` (`Claim.once`) they are
-        counted once, however often this is called. Raises Unavailable: they may be counted."""
-        return await self._run(app_id, self.today(), n, limit, 0, once)
+    async def spend(self, app_id: str, n: int, limit: int, once: str | None = None, day: str | None = None) -> Spent:
+        """Counts `n` messages that are about to be published, or none of them, on a day, today by default. With `once`
+        (`Claim.once`) they are counted once, however often this is called. Raises Unavailable: they may be counted."""
+        return await self._run(app_id, day or self.today(), n, limit, 0, once)
 
     def spend_then(self, app_id: str, n: int, limit: int, done: Callable[[Any], None]) -> None:
         """As `spend`, without waiting. `done` gets a Spent, a ReplyError or a LinkDown, in the order of the calls."""

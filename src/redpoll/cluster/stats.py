@@ -1,6 +1,7 @@
 """Each worker's counters, in Redis for 15 s, so that control can show its own workers and those of other machines."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,8 @@ from redpoll.cluster.redis.values import WorkerId
 __all__ = ["Stats"]
 
 _LIFETIME_S: Final = 15
+# Apps in the counters that every node reads. There may be a hundred thousand apps.
+_MAX_APPS: Final = 100
 # A worker that hangs is killed after 30 s (cluster/membership/README.md "Dead workers").
 _MAX_HANG_S: Final = 35
 
@@ -27,10 +30,18 @@ class Stats:
         self._link = link
         self._keys = keys
 
-    def write(self, w: str, counters: dict[str, Any]) -> None:
-        """Queues the counters. The outcome doesn't matter, because the next ones follow in 5 s."""
-        value = msgspec.json.encode((w, counters))
-        self._link.call(b"SET", self._keys.stats(WorkerId.parse(w).process_name), value, b"EX", _LIFETIME_S)
+    def write(self, w: str, counters: Mapping[str, Any], by_app: Mapping[str, Sequence[int]]) -> None:
+        """Queues the counters, and those of each app, of which the first is the number of its connections. The outcome
+        doesn't matter, because the next ones follow in 5 s."""
+        process = WorkerId.parse(w).process_name
+        listed = by_app
+        if len(by_app) > _MAX_APPS:
+            listed = dict(nlargest(_MAX_APPS, by_app.items(), key=lambda app: app[1][0]))
+        for name, value in (
+            (self._keys.stats_by_app(process), by_app),
+            (self._keys.stats(process), {**counters, "by_app": listed}),
+        ):
+            self._link.call(b"SET", name, msgspec.json.encode((w, value)), b"EX", _LIFETIME_S)
 
     async def silent_s(self, w: str, dead_s: float) -> float:
         """For how long this worker, which doesn't answer or died within the last `dead_s`, may have sent its clients
@@ -39,14 +50,24 @@ class Stats:
         left_ms = await self._link.ask(b"PTTL", self._keys.stats(WorkerId.parse(w).process_name))
         return _LIFETIME_S - left_ms / 1000 if left_ms >= 0 else dead_s + _MAX_HANG_S
 
-    async def read(self, processes: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Counters by W, of those of these processes that wrote lately. Raises LinkDown or hiredis.ReplyError."""
-        names = [self._keys.stats(process) for process in processes]
+    async def read(self, own: Iterable[str], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+        """Counters by W, of those of these processes that wrote lately. `by_app` has all apps of the `own`, and of each
+        of the others the 100 apps with the most connections. Raises LinkDown or hiredis.ReplyError."""
+        own = list(own)
+        names = [self._keys.stats(process) for process in (*own, *others)]
+        names += [self._keys.stats_by_app(process) for process in own]
         values = await self._link.ask(b"MGET", *names) if names else ()
-        stats: dict[str, dict[str, Any]] = dict(msgspec.json.decode(value) for value in values if value is not None)
+        decoded = [None if value is None else msgspec.json.decode(value) for value in values]
+        stats: dict[str, dict[str, Any]] = dict(filter(None, decoded[: len(names) - len(own)]))
+        for w, by_app in filter(None, decoded[len(names) - len(own) :]):
+            if w in stats:
+                stats[w]["by_app"] = by_app
         return stats
 
-    async def read_all(self) -> dict[str, dict[str, Any]]:
-        """Those of every worker in the beat table. It costs Redis as much as there are workers in the cluster."""
+    async def read_all(self, own: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+        """As `read`, of every worker in the beat table, and of the `own` that have left it. It costs Redis as much as
+        there are workers in the cluster."""
         names = await self._link.ask(b"HKEYS", self._keys.beat)
-        return await self.read(sorted({WorkerId.parse(name.decode()).process_name for name in names}))
+        own = set(own)
+        others = {WorkerId.parse(name.decode()).process_name for name in names} - own
+        return await self.read(sorted(own), sorted(others))

@@ -219,6 +219,11 @@ class TraceReader:
         self._link.call(b"XADD", self._key, b"MAXLEN", b"~", _MAX_ENTRIES, b"*", b"d", _compressed(b"[[],[]]"))
         self._link.call(b"EXPIRE", self._key, _LIFETIME_S)
 
+    async def is_behind(self, position: str) -> bool:
+        """Whether the stream has no entry with this id or a later one. `trim` keeps the entry, so then this isn't the
+        stream that was read, and the clock was set back since. Raises LinkDown or hiredis.ReplyError."""
+        return not await self._link.ask(b"XRANGE", self._key, position, b"+", b"COUNT", 1)
+
     async def read(self, after: str) -> list[Entry]:
         """Entries after the one with this id, oldest first, at most 16. Raises LinkDown or hiredis.ReplyError. An
         unreadable entry has an empty batch."""

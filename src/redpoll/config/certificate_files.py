@@ -35,8 +35,10 @@ _MAX_CERTIFICATES: Final = 256
 _MAX_ENTRIES: Final = 10_000
 # An OCSP response with the responder's certificates has 2 to 4 kB, and goes out with each full handshake.
 _MAX_OCSP_BYTES: Final = 16_384
-# What certbot and Kubernetes keep beside a certificate; `_of_certbot` reads two of them.
-_NOT_SERVED: Final = frozenset(("fullchain.pem", "privkey.pem", "cert.pem", "chain.pem", "ca.crt", "ca.pem"))
+# The key of certbot's certificate, and authorities, which may have their key beside them.
+_NOT_SERVED: Final = frozenset(("privkey.pem", "ca.crt", "ca.pem"))
+# What certbot keeps, with its own name for the key (`_of_certbot`): a certificate without a key is no mistake there.
+_OF_CERTBOT: Final = frozenset(("fullchain.pem", "cert.pem", "chain.pem"))
 _OCSP_LABEL: Final = "OCSP RESPONSE"
 
 
@@ -121,7 +123,7 @@ def _in_folder(folder: Path, keys: Path, notes: list[str]) -> list[tuple[Path, P
                 pairs.append((entry, key))
             elif entry.suffix == ".pem" and _has_key(entry):
                 pairs.append((entry, entry))
-            else:
+            elif entry.name not in _OF_CERTBOT:
                 notes.append(f"{str(entry)!r} has no key {key.name!r} and isn't used")
     if not pairs:
         wanted = "NAME.crt and NAME.key, or fullchain.pem and privkey.pem"

@@ -386,8 +386,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_log_calls: Annotated[
         int,
         _about(
-            "Number of publish requests that the event log stores. Beyond it, the app with the most requests loses its "
-            "oldest. A row takes about 200 bytes. 0: no event log.",
+            "Maximum number of publish requests that the event log stores. Beyond it, the app with the most requests "
+            "loses its oldest. A request takes about 200 bytes, with its stages 1 kB, and with many channels more. The "
+            "file has at most 1 kB for each request of this number, or 16 MB if that is more; beyond that, the app "
+            "that takes the most of it loses its oldest. 0: no event log.",
             ge=0,
             le=100_000_000,
         ),

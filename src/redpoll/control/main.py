@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.config import data_files
 from redpoll.config.certificate import PairError
+from redpoll.config.settings import Settings
 from redpoll.control.accounts.accounts import Accounts
 from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context
@@ -175,17 +176,19 @@ async def _run(plane: ControlPlane, child_pipe: ChildPipe) -> None:
     await plane.finished.wait()
 
 
-def _warn_of_exposure(control_host: str) -> None:
+def _warn_of_exposure(settings: Settings) -> None:
+    control_host = settings.control_host
     try:
         private = ipaddress.ip_address(control_host).is_loopback
     except ValueError:
         private = control_host == "localhost"
-    if not private:
+    # With `tls_client_ca` the port has TLS, and takes clients with a certificate only.
+    if not private and not settings.tls_client_ca:
         log.warning(
             "control port open to a network",
             control_host=control_host,
             what="dashboard passwords cross the network unencrypted and anyone can read /metrics; bind the port to "
-            "127.0.0.1, or put a TLS proxy in front of it",
+            "127.0.0.1, set tls_client_ca, or put a TLS proxy in front of it",
         )
 
 
@@ -213,7 +216,7 @@ def main(child_pipe: ChildPipe) -> None:
     """Run the process. Returns after a clean shutdown; if the records can't be used, logs why and exits with 1."""
     start = child_pipe.read_start()
     logs.configure(start.settings, "control")
-    _warn_of_exposure(start.settings.control_host)
+    _warn_of_exposure(start.settings)
     try:
         uvloop.run(_serve(start, child_pipe))
     except (StoreError, RecordError, PairError) as error:

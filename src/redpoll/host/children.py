@@ -117,8 +117,14 @@ class Children:
         child = Child(f"worker {number}", lambda: self._start_worker(child, number), listening, tls)
         return child
 
+    def _make_run_dir(self) -> None:
+        # A program that cleans up /tmp may have removed it. Without it no socket can be bound, however often the child
+        # is restarted.
+        self._place.run_dir.mkdir(mode=0o700, exist_ok=True)
+
     def _start_redis(self) -> None:
         assert self._place.redis_binary is not None
+        self._make_run_dir()
         folder = self._place.folder / "redis"
         folder.mkdir(mode=0o700, exist_ok=True)
         command = embedded.command(self._place.redis_binary, self.settings, folder, self._redis_socket)
@@ -126,6 +132,7 @@ class Children:
         self.redis.spawn(command, process_group=0)
 
     def _start_control(self) -> None:
+        self._make_run_dir()
         self._start_child(self.control, "control", 0, 0)
         self._started(self.control)
 

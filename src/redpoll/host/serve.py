@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
@@ -46,11 +47,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         redis_binary = _lock_folder(settings, folder, stack)
         sockets = _open_sockets(settings, folder, stack)
-        try:
-            run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
-        except OSError as error:
-            raise StartError(f"no temporary folder can be made: {error.strerror}") from error
-        stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
+        run_dir = _make_run_dir(stack)
         raise_file_limit()
         place = Place(folder, run_dir, redis_binary, command_of or child_command)
 
@@ -80,6 +77,25 @@ def _lock_folder(settings: Settings, folder: Path, stack: contextlib.ExitStack) 
         return None if settings.redis_url else embedded.find_binary()
     except (datafolder.DataFolderError, embedded.RedisMissing) as error:
         raise StartError(str(error)) from error
+
+
+def _make_run_dir(stack: contextlib.ExitStack) -> Path:
+    """A private folder for sockets, locked while this process lives.
+
+    systemd-tmpfiles removes what is old in /tmp, but nothing in a folder that is locked. It spares sockets in use, too,
+    and doesn't know ours: with PrivateTmp, a unit's /tmp has another path on the machine.
+    """
+    try:
+        run_dir = Path(tempfile.mkdtemp(prefix="redpoll-"))
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StartError(f"no temporary folder can be made: {error.strerror}") from error
+    stack.callback(os.close, descriptor)
+    stack.callback(shutil.rmtree, run_dir, ignore_errors=True)
+    # A file system without locks: children.py makes the folder again if it is removed.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return run_dir
 
 
 def _open_sockets(settings: Settings, folder: Path, stack: contextlib.ExitStack) -> Sockets:

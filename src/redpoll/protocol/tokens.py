@@ -3,6 +3,8 @@
 The token itself is never stored; `auth.token_hash` of what the caller sent finds the record.
 """
 
+import math
+
 import msgspec
 
 from redpoll.protocol.errors import ApiError
@@ -30,6 +32,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     last_used_at: float | None = None
     revoked_at: float | None = None
+
+    @property
+    def ends_at(self) -> float:
+        """When it was revoked, expired or expires; infinity if it has no end."""
+        expires_at = math.inf if self.expires_at is None else self.expires_at
+        return expires_at if self.revoked_at is None else min(expires_at, self.revoked_at)
 
     def allows(self, scope: str) -> bool:
         return scope in self.scopes or ("all" in self.scopes and scope != MANAGE)

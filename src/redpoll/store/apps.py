@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.protocol.apps import App, Key
-from redpoll.store.schema import apps, daily, keys, webhooks
+from redpoll.store.schema import apps, changes, daily, keys, tokens, webhooks
 
 __all__ = [
     "add",
@@ -84,16 +84,18 @@ async def add_many(connection: AsyncConnection, added: Sequence[App]) -> None:
 
 async def _add_rows(connection: AsyncConnection, added: Sequence[App]) -> None:
     """Adds rows without keys. An id that a deleted app had is used again: its row is still there, and its webhooks may
-    be, with deliveries that the new app must not see."""
+    be, with deliveries that the new app must not see. A control plane that hasn't read the deletion would take the new
+    app for the old one, and keep what is gone: it reads all records (store.py `has_version`)."""
     ids = [app.id for app in added]
     known: set[str] = set()
     for at in range(0, len(ids), _IDS_PER_STATEMENT):
         some = apps.c.id.in_(ids[at : at + _IDS_PER_STATEMENT])
-        deleted = await connection.execute(sa.select(apps.c.id).where(some, apps.c.deleted_at.is_not(None)))
-        reused = set(deleted.scalars())
+        deleted = sa.select(apps.c.id, apps.c.version).where(some, apps.c.deleted_at.is_not(None))
+        reused = {row.id: row.version for row in await connection.execute(deleted)}
         if reused:
             await connection.execute(sa.delete(webhooks).where(webhooks.c.app_id.in_(reused)))
-        known |= reused
+            await connection.execute(sa.delete(changes).where(changes.c.version < max(reused.values())))
+        known |= reused.keys()
     for app in added:
         if app.id in known:
             values = {"name": app.name, "settings": _settings_text(app), "deleted_at": None}
@@ -145,16 +147,16 @@ async def deleted_since(connection: AsyncConnection, since: int) -> list[str]:
 
 
 async def mark_deleted(connection: AsyncConnection, app_id: str, now_s: float) -> None:
-    """Deletes an app's keys, settings, history rules and daily counters. Its row stays until `forget_deleted`."""
-    await connection.execute(sa.delete(keys).where(keys.c.app_id == app_id))
-    await connection.execute(sa.delete(daily).where(daily.c.app_id == app_id))
+    """Deletes an app's keys, tokens, settings, history rules and daily counters. Its row stays until
+    `forget_deleted`."""
+    for table in (keys, tokens, daily):
+        await connection.execute(sa.delete(table).where(table.c.app_id == app_id))
     values = {"settings": _DELETED_SETTINGS, "deleted_at": now_s}
     await connection.execute(sa.update(apps).where(apps.c.id == app_id).values(values))
 
 
 async def forget_deleted(connection: AsyncConnection, until: int) -> None:
-    """Removes the rows of apps that were deleted at or before that version and have no webhooks left, with the rows of
-    their revoked tokens."""
+    """Removes the rows of apps that were deleted at or before that version and have no webhooks left."""
     has_webhooks = sa.exists().where(webhooks.c.app_id == apps.c.id)
     chosen = apps.c.deleted_at.is_not(None) & (apps.c.version <= until) & ~has_webhooks
     await connection.execute(sa.delete(apps).where(chosen))

@@ -13,6 +13,8 @@ __all__ = ["MAX_TIME_DIFFERENCE_MS", "AppBatch", "CallBatch", "CallRow", "trace_
 MAX_TIME_DIFFERENCE_MS: Final = 60_000
 # A batch is decoded in one go, which takes about 1 ms, and other threads wait.
 _MAX_CALLS: Final = 1_000
+# So does a batch of calls with many channels that begins to be longer than this.
+_MAX_BYTES: Final = 256 * 1024
 
 _encode_into: Final = msgspec.json.Encoder().encode_into
 
@@ -89,16 +91,17 @@ class AppBatch:
 
 
 class CallBatch:
-    """Calls of any apps in the order in which they ended. `count` is their number.
+    """Calls of any apps in the order in which they ended. `count` is their number, `size` their bytes.
 
     Encoding each call at once is cheaper than keeping objects: at full rate, a second's worth of objects would cost a
     publish more than everything else in the log.
     """
 
-    __slots__ = ("_by_app", "count")
+    __slots__ = ("_by_app", "count", "size")
 
     def __init__(self, calls: Iterable[CallRow] = ()) -> None:
         self.count = 0
+        self.size = 0
         self._by_app: dict[str, list[AppBatch]] = {}
         for call in calls:
             self.add(call)
@@ -108,11 +111,13 @@ class CallBatch:
         if batches is None:
             batches = self._by_app[call.app_id] = [AppBatch(call.time_ms)]
         batch = batches[-1]
-        if batch.count == _MAX_CALLS:
+        if batch.count == _MAX_CALLS or len(batch.json) >= _MAX_BYTES:
             batch = AppBatch(call.time_ms)
             batches.append(batch)
+        before = len(batch.json)
         batch.add(call)
         self.count += 1
+        self.size += len(batch.json) - before
 
     def add_encoded(self, app_id: str, rows: bytes, count: int, first_ms: int, last_ms: int) -> None:
         """Adds up to _MAX_CALLS calls of one app, encoded by `_fast_publish` as `add` encodes them, each with a comma
@@ -121,16 +126,23 @@ class CallBatch:
         batches = self._by_app.get(app_id)
         if batches is None:
             batches = self._by_app[app_id] = []
-        if not batches or batches[-1].count + count > _MAX_CALLS or not batches[-1].is_near(first_ms, last_ms):
+        if (
+            not batches
+            or batches[-1].count + count > _MAX_CALLS
+            or len(batches[-1].json) >= _MAX_BYTES
+            or not batches[-1].is_near(first_ms, last_ms)
+        ):
             batches.append(AppBatch(first_ms))
         batches[-1].add_encoded(rows, count, first_ms, last_ms)
         self.count += count
+        self.size += len(rows)
 
     def insert_before(self, before: CallBatch) -> None:
         """Inserts the calls of another batch before the ones of this batch."""
         for app_id, batches in before._by_app.items():
             self._by_app[app_id] = batches + self._by_app.get(app_id, [])
         self.count += before.count
+        self.size += before.size
 
     def by_app(self) -> Iterator[tuple[str, AppBatch]]:
         for app_id, batches in self._by_app.items():

@@ -4,13 +4,14 @@ It is a database of its own, because its rows are many and less valuable than re
 so a power loss may lose the last rows. An unreadable file is renamed and a new one is started. Calls are stored in
 batches, many of one app in one row of the database: a row and two index entries per call would cost a quarter of the
 publish that they describe (bench/parts/tracing.py; call_batch.py). A search reads the app's batches from the newest on.
-Apps share the space evenly: the app with the most calls loses its oldest first. control/tracing/tracing.py fills the
-fields.
+Apps share the space evenly: the app with the most calls loses its oldest first, and so does the one with the most
+bytes. control/tracing/tracing.py fills the fields.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,14 @@ _BATCHES_PER_STEP: Final = 20
 _MAX_SEARCHES: Final = 2
 # Above every id and time.
 _MAX: Final = 1 << 62
+# The file's size, whatever is published: bytes for each call that is kept, and at least. A traced call that reaches one
+# channel has about 1 kB with its spans; one with many long names of channels has a hundred times as much.
+_BYTES_PER_CALL: Final = 1_000
+_MIN_BYTES: Final = 16_000_000
+# What stays of a file that is too large, so that this isn't done at each pruning.
+_KEPT_OF_BYTES: Final = 0.9
+# About what a span takes.
+_SPAN_BYTES: Final = 300
 # Batches that one transaction removes; others may write in between.
 _REMOVED_AT_A_TIME: Final = 500
 
@@ -115,7 +124,8 @@ class EventLog:
     """An open event log, created by `open`.
 
     It keeps `keep_calls` calls, none older than `keep_s` seconds, in whole batches. Each app keeps its newest ones, at
-    least an even share. Spans are kept as long as the oldest call of their app.
+    least an even share. Spans are kept as long as the oldest call of their app. The file has at most about
+    `keep_calls` kB, but for what is written between two prunings.
     """
 
     def __init__(self, database: Sqlite, keep_calls: int, keep_s: float) -> None:
@@ -123,6 +133,7 @@ class EventLog:
         self._engine = database.engine
         self._keep_calls = keep_calls
         self._keep_ms = int(keep_s * 1000)
+        self._keep_bytes = max(keep_calls * _BYTES_PER_CALL, _MIN_BYTES)
         # Calls in the file, by app: counting them again would read every batch.
         self._counts: Counter[str] = Counter()
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
@@ -212,7 +223,8 @@ class EventLog:
 
     async def prune(self, now_ms: int) -> int:
         """Removes what is too old, and what exceeds `keep_calls`, the latter from the apps with the most calls. Returns
-        the number of removed calls. Its time depends on what it removes, not on what is stored."""
+        the number of removed calls. Its time depends on what it removes, not on what is stored, unless the file is too
+        large."""
         oldest_ms = now_ms - self._keep_ms
         removed = 0
         if not self._pruned_spans:
@@ -233,16 +245,65 @@ class EventLog:
         for app_id, count in list(self._counts.items()):
             if count > share:
                 removed += await self._remove(app_id, count - share)
-                text = "SELECT first_ms FROM batches WHERE app_id = ? ORDER BY id LIMIT 1"
-                async with self._engine.connect() as connection:
-                    first_ms = (await connection.exec_driver_sql(text, (app_id,))).scalar()
+                first_ms = await self._first_ms(app_id)
                 if first_ms is not None:
                     await self._remove_spans("app_id = ? AND time_ms < ?", app_id, first_ms)
+        return removed + await self._shrink()
+
+    async def _shrink(self) -> int:
+        """Removes calls and their spans until the file isn't too large, from the apps that take the most of it. Returns
+        the number of calls."""
+        removed = 0
+        while (used := await self._used_bytes()) > self._keep_bytes:
+            sizes = await self._sizes()
+            # Indexes and pages that aren't full are in proportion.
+            share = _share(sizes, int(sum(sizes.values()) * self._keep_bytes / used * _KEPT_OF_BYTES))
+            large = {app_id: size for app_id, size in sizes.items() if size > share}
+            if not large:
+                break
+            for app_id, size in large.items():
+                # Calls are about equal in size. If the oldest are smaller, the next pass removes more.
+                excess = math.ceil(self._counts[app_id] * (1 - share / size))
+                removed += await self._remove(app_id, excess, at_least=True)
+                first_ms = await self._first_ms(app_id)
+                await self._remove_spans("app_id = ? AND time_ms < ?", app_id, _MAX if first_ms is None else first_ms)
         return removed
 
-    async def _remove(self, app_id: str, excess: int, last_id: int = _MAX, before_ms: int = _MAX) -> int:
-        """Removes the app's oldest batches up to `last_id`, at most `excess` calls. Returns the number of calls. Those
-        that aren't from `before_ms` stay: where a clock was set back and forth, they are among the others."""
+    async def _used_bytes(self) -> int:
+        """What the file has, but for free pages, which it uses again."""
+        async with self._engine.connect() as connection:
+            pages, free, page_bytes = [
+                int((await connection.exec_driver_sql(f"PRAGMA {name}")).scalar_one())
+                for name in ("page_count", "freelist_count", "page_size")
+            ]
+        return (pages - free) * page_bytes
+
+    async def _sizes(self) -> Counter[str]:
+        """About how many bytes each app's calls and spans take."""
+        sizes: Counter[str] = Counter()
+        async with self._engine.connect() as connection:
+            for text in (
+                # Reads each batch once, in the order of the file, and not what it has beyond its first page.
+                "SELECT app_id, SUM(length(calls)) AS bytes FROM batches NOT INDEXED GROUP BY app_id",
+                f"SELECT app_id, COUNT(*) * {_SPAN_BYTES} AS bytes FROM spans GROUP BY app_id",
+            ):
+                for row in await connection.exec_driver_sql(text):
+                    sizes[row.app_id] += row.bytes
+        return sizes
+
+    async def _first_ms(self, app_id: str) -> int | None:
+        """When the app's oldest call began."""
+        text = "SELECT first_ms FROM batches WHERE app_id = ? ORDER BY id LIMIT 1"
+        async with self._engine.connect() as connection:
+            first_ms: int | None = (await connection.exec_driver_sql(text, (app_id,))).scalar()
+        return first_ms
+
+    async def _remove(
+        self, app_id: str, excess: int, last_id: int = _MAX, before_ms: int = _MAX, *, at_least: bool = False
+    ) -> int:
+        """Removes the app's oldest batches up to `last_id`, at most `excess` calls, or at least. Returns the number of
+        calls. Those that aren't from `before_ms` stay: where a clock was set back and forth, they are among the
+        others."""
         text = "SELECT id, count AS calls FROM batches WHERE app_id = ? AND id <= ? AND last_ms < ? ORDER BY id LIMIT ?"
         removed = 0
         while True:
@@ -253,7 +314,7 @@ class EventLog:
                 ids: list[tuple[int]] = []
                 calls = 0
                 for batch in oldest:
-                    if removed + calls + batch.calls > excess:
+                    if removed + calls + (0 if at_least else batch.calls - 1) >= excess:
                         break
                     ids.append((batch.id,))
                     calls += batch.calls

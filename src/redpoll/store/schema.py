@@ -115,8 +115,8 @@ changes = Table(
 )
 
 # `settings` is a JSON object of the App fields that differ from their defaults, so a new field needs no migration. A
-# change of a key changes the `version` of its app. A deleted app keeps its row, without keys and settings, so that the
-# other control planes learn of it; `deleted_at` null: it isn't deleted.
+# change of a key changes the `version` of its app. A deleted app keeps its row, without keys, tokens and settings, so
+# that the other control planes learn of it; `deleted_at` null: it isn't deleted.
 apps = Table(
     "apps",
     metadata,

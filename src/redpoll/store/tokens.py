@@ -11,7 +11,7 @@ from redpoll.protocol.tokens import Token
 from redpoll.store.schema import tokens
 from redpoll.store.store import batched
 
-__all__ = ["add", "all_by_hash", "remove", "revoke", "set_last_used"]
+__all__ = ["add", "all_by_hash", "remove_ended", "revoke", "set_last_used"]
 
 
 _TOKEN: Final = tuple(tokens.c[name] for name in Token.__struct_fields__)
@@ -45,7 +45,6 @@ async def set_last_used(connection: AsyncConnection, times: Mapping[str, float])
     await connection.execute(statement, [{"token_id": token_id, "at": at} for token_id, at in times.items()])
 
 
-async def remove(connection: AsyncConnection, ids: Collection[str]) -> None:
-    """Removes tokens. A request with one is then refused as unknown."""
-    for some in batched(ids):
-        await connection.execute(sa.delete(tokens).where(tokens.c.id.in_(some)))
+async def remove_ended(connection: AsyncConnection, before: float) -> None:
+    """Removes tokens that were revoked or expired before this time. A request with one is then refused as unknown."""
+    await connection.execute(sa.delete(tokens).where((tokens.c.revoked_at < before) | (tokens.c.expires_at < before)))

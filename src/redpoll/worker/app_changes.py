@@ -54,8 +54,9 @@ class AppChanges:
         self._janitor = janitor
         self._end_readers = end_readers
         self._paced_close = paced_close or PacedClose()
-        # By app, while connections of it are closed.
-        self._closing: dict[str, _Closing] = {}
+        # By app, while connections of it are closed: for each of its deletions, and because it is disabled. Those of a
+        # deleted app are closed whatever becomes of another one with its id.
+        self._closings: dict[str, list[_Closing]] = {}
 
     def changed(self, app_id: str, old: App | None, new: App | None) -> None:
         self._hub.debugging.app_changed(app_id, new)
@@ -73,8 +74,7 @@ class AppChanges:
             self._each_of_app(app_id, self._hub.user_resume.switch)
         if new.user_authentication_timeout_s != old.user_authentication_timeout_s:
             self._each_of_app(app_id, self._janitor.sign_in_timeout_changed)
-        closing = self._closing.get(app_id)
-        if not new.enabled and (closing is None or closing.deleted is not None):
+        if not new.enabled and all(closing.deleted for closing in self._closings.get(app_id, ())):
             self._close_disabled(app_id)
 
     def _each_of_app(self, app_id: str, work: Callable[[Connection], None]) -> None:
@@ -90,16 +90,16 @@ class AppChanges:
     def _stop_closing(self, app_id: str, new: App) -> App | None:
         """The app may have been enabled, or made again, while its connections are closed: the others stay, and so do
         those that come now. Returns the record of the app that was deleted, which they have followed until now."""
-        closing = self._closing.get(app_id)
-        if closing is None or not closing.stops_with(new):
-            return None
-        self._drop_closing(app_id)
-        return closing.deleted
+        return self._stop_those(app_id, lambda closing: closing.stops_with(new))
 
-    def _drop_closing(self, app_id: str) -> None:
-        closing = self._closing.pop(app_id, None)
-        if closing is not None:
+    def _stop_those(self, app_id: str, which: Callable[[_Closing], bool]) -> App | None:
+        """Returns `deleted` of the last of them."""
+        deleted = None
+        for closing in filter(which, self._closings.get(app_id, ())):
             closing.batch.cancel()
+            deleted = closing.deleted
+        self._forget_over(app_id)
+        return deleted
 
     def _close_deleted(self, app_id: str, deleted: App) -> None:
         # Orders the deletion and the connections as it does removals, whatever the clock does.
@@ -110,6 +110,7 @@ class AppChanges:
             return connection.client_seen.removals < number
 
         text = "the app was deleted"
+        self._stop_those(app_id, lambda closing: closing.deleted is None)
         self._close_app(app_id, deleted, Code.UNKNOWN_KEY, text, wanted)
         self._end_readers(app_id, ApiError("unauthorized", text))
 
@@ -124,7 +125,6 @@ class AppChanges:
     def _close_app(
         self, app_id: str, deleted: App | None, code: int, message: str, wanted: Callable[[Connection], bool]
     ) -> None:
-        self._drop_closing(app_id)
         open_connections = self._hub.open_connections
         batch = self._paced_close.close(
             open_connections.each_of_app(app_id),
@@ -133,13 +133,15 @@ class AppChanges:
             message,
             _CLOSED_WITHIN_S,
             wanted=wanted,
-            ended=lambda: self._forget_closing(app_id),
+            ended=lambda: self._forget_over(app_id),
         )
         if not batch.over:
-            self._closing[app_id] = _Closing(batch, deleted)
+            self._closings.setdefault(app_id, []).append(_Closing(batch, deleted))
 
-    def _forget_closing(self, app_id: str) -> None:
-        self._closing.pop(app_id, None)
+    def _forget_over(self, app_id: str) -> None:
+        left = [closing for closing in self._closings.pop(app_id, ()) if not closing.batch.over]
+        if left:
+            self._closings[app_id] = left
 
 
 def _shares_key(old: App, new: App) -> bool:

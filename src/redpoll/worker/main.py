@@ -322,6 +322,8 @@ class Worker:
         await self.answerers.finish()
         await self.hub.user_resume.finish()
         self._revoked.close()
+        # Control counts for the apps' usage what was sent until now.
+        self.statistics.write()
         await self.registry.finish()
         await self.link.close()
         self.flushing.close()

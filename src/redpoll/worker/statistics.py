@@ -26,7 +26,7 @@ __all__ = ["Statistics"]
 
 log = structlog.get_logger()
 
-# Apps with figures of their own, those with the most connections: all are one value in Redis.
+# Apps whose readers are counted for /metrics, those with the most: all are one value in Redis.
 _MAX_APPS_REPORTED: Final = 100
 
 
@@ -105,10 +105,10 @@ class Statistics:
                 "history_pages_total": gate.hub.history_requests.answered,
                 "catchups_total": registry.catchups,
                 "history_lost_total": gate.hub.replayer.positions_sent,
-                "by_app": self._apps(),
                 "events_unkept_total": gate.hub.client_events.bus.unkept,
                 "events_unhooked_total": gate.hub.client_events.bus.unhooked + registry.unhooked,
             },
+            self._apps(),
         )
 
     def _http(self) -> dict[str, Any]:
@@ -127,16 +127,11 @@ class Statistics:
         }
 
     def _apps(self) -> dict[str, list[int]]:
-        """By app its connections, client events and events sent to clients, for the apps with the most connections."""
-        connections = Counter(self._gate.hub.open_connections.counts())
+        """By app its connections, client events and events sent to clients. Apps without connections, too: what they
+        sent last isn't counted yet."""
+        connections = self._gate.hub.open_connections.counts()
         client_events, sent = self._gate.hub.client_events.received, self._gate.hub.events_sent
-        by_app = {
-            app_id: [count, client_events.get(app_id, 0), sent.get(app_id, 0)]
-            for app_id, count in connections.most_common(_MAX_APPS_REPORTED)
+        return {
+            app_id: [connections.get(app_id, 0), client_events.get(app_id, 0), sent.get(app_id, 0)]
+            for app_id in {**connections, **sent, **client_events}
         }
-        # Apps without connections, too: a counter that disappears and returns looks like one that was reset.
-        for app_id in [app_id for app_id in {**sent, **client_events} if app_id not in connections][
-            :_MAX_APPS_REPORTED
-        ]:
-            by_app[app_id] = [0, client_events.get(app_id, 0), sent.get(app_id, 0)]
-        return by_app

@@ -36,7 +36,7 @@ def resuming(make_app):
 
 
 async def test_users_of_a_dead_worker_may_have_missed_events_since_it_last_wrote(b, link, keys, resuming):
-    Stats(link, keys).write(b.registry.worker_id, {})
+    Stats(link, keys).write(b.registry.worker_id, {}, {})
     began_s = await redis_time_s(link)
     # As if it wrote 600 s later than now, so that this doesn't expire on a slow machine.
     await link.ask(b"EXPIRE", keys.stats(b.registry.worker_id.rpartition(".")[0]), 615)

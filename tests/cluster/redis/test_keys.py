@@ -114,6 +114,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.revoked_grants,
         keys.traces("RUN").replace(b"{%b}" % traced.encode(), b"{%b}" % tag.encode()),
         keys.stats("RUN.K"),
+        keys.stats_by_app("RUN.K"),
         keys.topic("A", "C"),
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,

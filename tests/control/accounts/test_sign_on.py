@@ -239,6 +239,14 @@ async def test_viewer_sees_the_apps_of_the_claim(provider):
     assert (await log_in(sign_on, provider))[0].apps == frozenset()
 
 
+async def test_apps_of_the_claim_may_be_numbers(provider):
+    sign_on = sign_on_of(provider)
+    provider.claims = {"roles": "redpoll_viewer", "sub": "7"}
+    for sent, apps in (([1234567, "two", True, None], {"1234567", "two"}), (1234567, {"1234567"}), (True, set())):
+        provider.claims["redpoll_apps"] = sent
+        assert (await log_in(sign_on, provider))[0].apps == apps
+
+
 async def test_logout_at_the_provider(provider):
     url = await sign_on_of(provider).logout_url("the-token", "http://127.0.0.1/dashboard/login")
     assert url is not None

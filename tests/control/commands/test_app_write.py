@@ -1,5 +1,7 @@
 """Whole apps created and deleted, on SQLite and on PostgreSQL. tests/control/management has the API's side."""
 
+import time
+
 import msgspec
 import pytest
 import sqlalchemy as sa
@@ -77,7 +79,7 @@ async def test_delete_command(context):
     assert result == {"id": app.id, "name": "n"}
     async with context.store.reading() as connection:
         assert set((await connection.execute(sa.select(keys.c.app_id))).scalars()) == {kept.id}
-        assert None not in (await connection.execute(sa.select(tokens.c.revoked_at))).scalars().all()
+        assert (await connection.execute(sa.select(tokens.c.id))).all() == []
         rows = (await connection.execute(sa.select(audit).where(audit.c.app_id == app.id))).all()
     assert [(row.who, row.action) for row in rows] == [("test", "app create"), ("command line", "app delete")]
     assert all(one.secret == "" for one in context.webhooks.endpoints.every())
@@ -144,6 +146,31 @@ async def add_deliveries(context, endpoint, state):
                 for number in range(3)
             ],
         )
+
+
+async def test_tokens_of_deleted_apps_are_forgotten(context):
+    """Each stayed in the memory of every node, and an app that got the id later showed it."""
+    for _ in range(3):
+        await created(context, "again", tokens=[{"name": "own", "scopes": ["all"]}])
+        await delete_app(context.records, context.webhooks, "again", BY)
+    await created(context, "again")
+    assert (context.records.tokens, await stored_tokens(context)) == ({}, set())
+
+
+async def test_tokens_that_ended_long_ago_are_removed_with_the_next_that_an_app_is_made_with(context, monkeypatch):
+    token = {"name": "own", "scopes": ["all"]}
+    first = await created(context, tokens=[token])
+    await context.records.revoke_tokens([one.id for one in context.records.tokens_of(first.id)])
+    in_91_days = time.time() + 91 * 86_400
+    monkeypatch.setattr(context.records, "_clock", lambda: in_91_days)
+    second = await created(context, tokens=[token])
+    (kept,) = context.records.tokens.values()
+    assert (kept.app_id, await stored_tokens(context)) == (second.id, {kept.hash})
+
+
+async def stored_tokens(context):
+    async with context.store.reading() as connection:
+        return set((await connection.execute(sa.select(tokens.c.hash))).scalars())
 
 
 async def test_server_whose_apps_were_all_deleted_gets_no_first_app(context):

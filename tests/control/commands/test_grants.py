@@ -8,6 +8,7 @@ from redpoll.control.commands import commands
 from redpoll.control.commands.context import Context
 from redpoll.control.records.records import Records
 from redpoll.ipc.command_socket import CommandError
+from redpoll.protocol.access import REVOKED
 from redpoll.store.store import Store, database_url
 
 ARGUMENTS = {"app": "1", "user": "7", "channels": ["private-*"], "may": [], "info": {"a": 1}, "lasts_s": 60.0}
@@ -43,13 +44,28 @@ async def test_what_is_minted_is_accepted_once_the_app_accepts_grants(context):
     assert (await check(context, mint("k" * 20, "s" * 40, "private-a", sub="7")))["valid"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"), [({"user": None}, "needs a sub"), ({"info": "x" * 2000}, "the app allows 1024"), ({}, None)]
+)
+async def test_channels_with_members_need_what_a_subscribe_needs(context, changed, reason):
+    await context.records.set_app("1", {"grants": True})
+    channels = {"channels": ["private-*", "presence-*"]}
+    minted = await run(context, "grant mint", **ARGUMENTS | channels | changed)
+    checked = await check(context, minted["auth"], "presence-a")
+    assert checked["valid"] is (reason is None)
+    assert (reason or "") in (checked["reason"] or "")
+    # It opens other channels.
+    assert (await check(context, minted["auth"], "private-a"))["valid"]
+
+
 async def test_revoked_without_a_server_for_the_next_one(context):
     await context.records.set_app("1", {"grants": True})
     first, second = [await run(context, "grant mint", **ARGUMENTS | {"user": user}) for user in ("7", "8")]
     await run(context, "grant revoke", app="1", jti=None, user="7")
     await run(context, "grant revoke", app="1", jti=second["claims"]["jti"], user=None)
     for minted in (first, second):
-        assert (await check(context, minted["auth"]))["reason"] == "it was revoked"
+        assert (await check(context, minted["auth"]))["reason"] == REVOKED
+        assert (await check(context, minted["auth"], "private-a"))["reason"] == REVOKED
 
 
 async def test_others_that_share_the_store_would_not_hear_of_it(context):

@@ -41,6 +41,16 @@ async def test_page_that_subscribes_again_after_a_minute_is_sent_events_at_once(
     assert plane.records.apps["3"].console_until > time.time()
 
 
+async def test_hidden_page_that_renews_once_a_minute_gets_all_events(plane, browser, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr("redpoll.control.dashboard.console.time.time", lambda: now)
+    await browser.get("/dashboard/apps/3/console")
+    for _ in range(3):
+        now += 61
+        assert plane.records.apps["3"].console_until > now
+        assert (await browser.post("/dashboard/apps/3/console/watch")).status == 204
+
+
 async def test_only_subscriptions_to_the_console_channel_are_signed(plane, browser):
     await browser.get("/dashboard/apps/3/console")
     reply = await browser.post("/dashboard/apps/3/console/auth", socket_id="1.2", channel_name=CONSOLE)

@@ -29,7 +29,7 @@ async def test_internal_error_is_a_page_with_the_trace_id_and_no_detail(plane, b
 async def test_usage_counts_this_nodes_workers_and_charts_have_only_apps_that_exist(plane):
     sampler, run = plane.plane.dashboard.sampler, plane.plane.view.run
 
-    async def read():
+    async def read(ended):
         # The records have the apps 3 and 4.
         return {
             f"{run}.1.0": {"by_app": {"3": [2, 0, 0], "gone": [1, 0, 0]}},

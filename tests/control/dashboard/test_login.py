@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 import pytest
 
+from redpoll.control.accounts.first_login import FIRST_LOGIN
 from redpoll.control.accounts.login_throttle import MAX_WAIT_S, LoginThrottle
 from redpoll.control.dashboard.forms import MAX_STRANGE_BYTES
-from redpoll.control.dashboard.login import FIRST_LOGIN
 
 PASSWORD = "correct horse battery"
 
@@ -62,6 +62,8 @@ async def test_first_login_asks_for_a_new_password(plane, connect, open_browser,
     one_time = await accounts.reset("admin") if await accounts.users() else ""
     stranger = await open_browser()
     one_time = one_time or await accounts.reset("admin")
+    (tmp_path / FIRST_LOGIN).write_text("of-an-earlier-admin")
+    assert b"first-login" not in (await stranger.get("/dashboard/login")).body
     (tmp_path / FIRST_LOGIN).write_text(one_time)
     assert b"first-login" in (await stranger.get("/dashboard/login")).body
     reply = await stranger.post("/dashboard/login", name="admin", password=one_time)

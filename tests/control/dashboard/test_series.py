@@ -7,11 +7,13 @@ from redpoll.control.observe.usage import Usage
 
 
 class Server:
-    """Counters as the sampler finds them, and a clock that moves five seconds a sample."""
+    """Counters as the sampler finds them, and clocks that move five seconds a sample. `now` is Unix time."""
 
     def __init__(self, usage=None, **options):
         self.now = 1000.0
+        self.steady = 0.0
         self.workers = {}
+        self.ended = {}
         self.webhooks = {}
         self.published = {}
         self.attempts = {}
@@ -22,18 +24,31 @@ class Server:
             lambda: self.published,
             lambda: self.attempts,
             clock=lambda: self.now,
+            steady=lambda: self.steady,
             usage=usage,
             **options,
         )
         self.sampler.timed = (self.route,)
 
-    async def read(self):
-        return self.workers
+    async def read(self, ended=()):
+        return self.workers | {f"{process}.0": self.ended[process] for process in ended}
 
     async def sample(self):
         self.now += 5
+        self.steady += 5
         await self.sampler.sample()
         return self.sampler.whole.last()
+
+
+class Noted(Usage):
+    """`used` are the calls of `count`."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.used = []
+
+    def count(self, *counts):
+        self.used.append(counts)
 
 
 def worker(received=0, sent=0, connections=0, **by_app):
@@ -47,23 +62,34 @@ def worker(received=0, sent=0, connections=0, **by_app):
 
 async def test_rates_are_growth_per_second_of_all_workers():
     server = Server()
-    server.workers = {"a": worker(100, 1_000, 3), "b": worker(50, 0, 2)}
+    server.workers = {"a.1.0": worker(100, 1_000, 3), "b.1.0": worker(50, 0, 2)}
     assert (await server.sample())["received"] is None
-    server.workers = {"a": worker(110, 1_500, 4), "b": worker(65, 0, 2)}
+    server.workers = {"a.1.0": worker(110, 1_500, 4), "b.1.0": worker(65, 0, 2)}
     last = await server.sample()
     assert (last["connections"], last["received"], last["sent"]) == (6, 5.0, 100.0)
 
 
+async def test_clock_change_makes_no_peak_and_no_dip():
+    server = Server()
+    server.workers = {"a.1.0": worker(100)}
+    await server.sample()
+    for number, step in enumerate((-3_600, 3_600), 1):
+        server.now += step
+        server.workers = {"a.1.0": worker(100 + 50 * number)}
+        assert (await server.sample())["received"] == 10
+    assert server.sampler.whole.columns()["time"] == [1_005, -2_590, 1_015]
+
+
 async def test_restarted_worker_makes_no_dip_and_no_peak():
     server = Server()
-    server.workers = {"a.1": worker(1_000_000)}
+    server.workers = {"a.1.0": worker(1_000_000)}
     await server.sample()
     await server.sample()
-    server.workers = {"a.2": worker(500)}
+    server.workers = {"a.2.0": worker(500)}
     assert (await server.sample())["received"] == 0
-    server.workers = {"a.2": worker(510)}
+    server.workers = {"a.2.0": worker(510)}
     assert (await server.sample())["received"] == 2
-    server.workers = {"a.2": worker(0)}
+    server.workers = {"a.2.0": worker(0)}
     assert (await server.sample())["received"] == 0
 
 
@@ -74,10 +100,10 @@ async def test_webhooks_are_counted_by_result_and_publishes_by_app():
     await server.sample()
     server.webhooks = {"webhook_attempts_delivered_total": 20, "webhook_attempts_status_total": 10}
     server.published = {"3": 150, "4": 0}
-    server.workers = {"a": worker(**{"3": [7, 40, 90]})}
+    server.workers = {"a.1.0": worker(**{"3": [7, 40, 90]})}
     last = await server.sample()
     assert (last["delivered"], last["failed"], last["published"]) == (2, 1, 10)
-    server.workers = {"a": worker(**{"3": [8, 45, 190]})}
+    server.workers = {"a.1.0": worker(**{"3": [8, 45, 190]})}
     server.attempts = {"3": (10, 5)}
     await server.sample()
     columns = server.sampler.of_app("3").last()
@@ -88,34 +114,55 @@ async def test_webhooks_are_counted_by_result_and_publishes_by_app():
 
 async def test_what_an_app_sent_before_it_was_first_seen_counts_and_once():
     """Its clients came and went between two samples. A worker with many apps doesn't report each of them each time."""
-    used = []
-
-    class Noted(Usage):
-        def count(self, *counts):
-            used.append(counts)
-
-    server = Server(Noted(None))
+    usage = Noted()
+    server = Server(usage)
     for by_app in ({}, {"3": [0, 4, 50]}, {}, {"3": [1, 4, 60]}):
-        server.workers = {"a": worker(**by_app)}
+        server.workers = {"a.1.0": worker(**by_app)}
         await server.sample()
-    assert used == [("3", 0, 0, 4, 50), ("3", 1, 0, 0, 10)]
+    assert usage.used == [("3", 0, 0, 4, 50), ("3", 1, 0, 0, 10)]
 
 
 async def test_usage_counts_this_nodes_workers_and_the_charts_those_of_all_nodes():
-    used = []
-
-    class Noted(Usage):
-        def count(self, *counts):
-            used.append(counts)
-
-    server = Server(Noted(None), is_own=lambda worker: worker == "own")
-    server.workers = {"own": worker(), "far": worker()}
+    usage = Noted()
+    server = Server(usage, is_own=lambda worker: worker == "own.1.0")
+    server.workers = {"own.1.0": worker(), "far.1.0": worker()}
     await server.sample()
-    server.workers = {"own": worker(**{"3": [2, 5, 10]}), "far": worker(**{"3": [4, 10, 40], "4": [1, 5, 5]})}
+    server.workers = {"own.1.0": worker(**{"3": [2, 5, 10]}), "far.1.0": worker(**{"3": [4, 10, 40], "4": [1, 5, 5]})}
     await server.sample()
-    assert used == [("3", 2, 0, 5, 10)]
+    assert usage.used == [("3", 2, 0, 5, 10)]
     last = server.sampler.of_app("3").last()
     assert (last["connections"], last["received"], last["sent"]) == (6, 3, 10)
+
+
+async def test_what_a_worker_counted_while_redis_could_not_be_read_is_used_and_is_no_peak():
+    usage = Noted()
+    server = Server(usage)
+    workers = {
+        "a.1.0": worker(10, 10, **{"3": [1, 4, 50]}),
+        "b.1.0": worker(),
+    }
+    # None can be read; then the other one alone; then it has another name.
+    for server.workers in (workers, {}, {"b.1.0": worker()}, {"a.1.1": worker(70, 70, **{"3": [1, 14, 110]})}):
+        last = await server.sample()
+    assert usage.used == [("3", 1, 0, 0, 0), ("3", 1, 0, 10, 60)]
+    assert (last["received"], last["sent"]) == (0, 0)
+    last = server.sampler.of_app("3").last()
+    assert (last["received"], last["sent"]) == (0, 0)
+    server.workers = {"a.1.1": worker(75, 80, **{"3": [1, 19, 130]})}
+    last = await server.sample()
+    assert (last["received"], last["sent"]) == (1, 2)
+    assert usage.used[-1] == ("3", 1, 0, 5, 20)
+
+
+async def test_last_sample_counts_what_this_nodes_workers_wrote_before_they_ended():
+    usage = Noted()
+    server = Server(usage, is_own=lambda worker: worker == "own.1.0")
+    server.sampler.start()
+    server.workers = {"own.1.0": worker(**{"3": [2, 4, 50]}), "far.1.0": worker()}
+    await server.sample()
+    server.workers, server.ended = {}, {"own.1": worker(**{"3": [0, 9, 80]})}
+    await server.sampler.finish()
+    assert [sum(counts) for counts in list(zip(*usage.used, strict=True))[2:]] == [0, 5, 30]
 
 
 def has_series(server, app_id):
@@ -133,7 +180,7 @@ async def test_app_with_traffic_gets_the_place_of_the_one_that_is_idle_for_the_l
     await server.sample()
     server.published |= {"3": 1}
     # It has connections, but no traffic.
-    server.workers = {"a": worker(**{"5": [1, 0, 0]})}
+    server.workers = {"a.1.0": worker(**{"5": [1, 0, 0]})}
     await server.sample()
     assert [has_series(server, app_id) for app_id in "1235"] == [True, False, True, False]
     # Those that have a place keep it while they have traffic.
@@ -165,7 +212,7 @@ async def test_deleted_app_loses_its_series():
 
 async def test_counters_of_an_older_worker_are_accepted():
     server = Server()
-    server.workers = {"a": worker(**{"3": [7, 40]})}
+    server.workers = {"a.1.0": worker(**{"3": [7, 40]})}
     await server.sample()
     await server.sample()
     assert (server.sampler.of_app("3").last()["connections"], server.sampler.of_app("3").last()["sent"]) == (7, 0)

@@ -3,8 +3,15 @@
 import contextlib
 import json
 import sqlite3
+import time
 
 import pytest
+
+from redpoll.config.settings import Settings
+from redpoll.control.management.managed import Managed
+from redpoll.control.records.records import Records
+from redpoll.control.webhooks.webhooks import Webhooks
+from redpoll.store.store import Store
 
 APPS = "/api/v1/apps"
 
@@ -37,6 +44,23 @@ class Manager:
 async def manager(plane):
     token, plain = await plane.records.create_token(None, "platform", ["manage"])
     return Manager(plane, token, plain)
+
+
+@pytest.fixture
+async def make_node(postgres_url):
+    """`await make_node()`: what the management API of one more node knows. All have one record store."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(clock=time.time):
+            store = await Store.open(postgres_url)
+            stack.push_async_callback(store.close)
+            records = Records(store, clock=clock)
+            await records.load()
+            webhooks = Webhooks(store, records, Settings(), clock=clock)
+            await webhooks.load()
+            return Managed(records, webhooks, b"secret")
+
+        yield make
 
 
 @pytest.fixture

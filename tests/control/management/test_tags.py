@@ -1,9 +1,68 @@
 """The entity tags of apps."""
 
+import time
+
+import msgspec
 import pytest
 
+from redpoll.control.commands.app_plan import Wanted
+from redpoll.control.commands.app_write import create_app
 from redpoll.control.management.tags import Tags
 from redpoll.protocol.errors import ApiError
+from redpoll.store.audit import Actor
+
+# All that an app may have.
+WANTED = {
+    "id": "7",
+    "name": "app 7",
+    "one_key": False,
+    "keys": [{"key": "first"}, {"key": "second", "enabled": False}],
+    "settings": {"max_batch": "20", "user_authentication_timeout_s": "2", "allowed_origins": "b.example,a.example"},
+    "history": [{"name": name, "prefix": True, "keep": 10, "seconds": 60} for name in ("b", "a")],
+    "webhooks": [{"url": f"https://{name}.example/"} for name in "dbca"],
+    "tokens": [{"name": name, "scopes": ["read", "publish"]} for name in "dbca"],
+}
+
+
+async def create(node):
+    await create_app(node.records, node.webhooks, msgspec.convert(WANTED, Wanted), Actor("test"))
+
+
+def names(node):
+    endpoints = node.webhooks.endpoints.of_app("7")
+    return [one.url[8] for one in endpoints], [token.name for token in node.records.tokens_of("7")]
+
+
+async def test_tag_and_lists_are_the_same_on_all_nodes_in_whatever_order_they_heard_of_things(make_node):
+    one, other = await make_node(), await make_node(lambda: time.time() - 60)
+    await create(one)
+    await other.records.sync()
+    assert names(other) == names(one) == (list("dbca"), list("dbca"))
+    assert other.tags.of("7") == one.tags.of("7")
+    # Its clock is behind.
+    await other.records.create_token("7", "e", ["read"])
+    await other.webhooks.endpoints.create("7", "https://e.example/")
+    await one.records.sync()
+    third = await make_node()
+    assert names(one) == names(other) == names(third) == (list("edbca"), list("edbca"))
+    assert one.tags.of("7") == other.tags.of("7") == third.tags.of("7")
+
+
+async def test_tag_is_the_same_on_a_node_that_still_has_a_token_that_is_to_be_forgotten(make_node):
+    now_s = 1_000_000.0
+    one, other, last = [await make_node(lambda: now_s) for _ in range(3)]
+    apps = [await one.records.create_app(name) for name in "ab"]
+    await one.records.create_token(apps[0].id, "short", ["read"], 60)
+    for node in (other, last):
+        await node.records.sync()
+    now_s += 91 * 86_400
+    # The row is removed, and no version tells the others.
+    await one.records.create_token(apps[1].id, "next", ["read"])
+    await other.records.sync()
+    nodes = one, other, last, await make_node(lambda: now_s)
+    assert [len(node.records.tokens) for node in nodes] == [1, 1, 1, 1]
+    assert len({node.tags.of(apps[0].id) for node in nodes}) == 1
+    assert [node.records.tokens_of(apps[0].id) for node in nodes] == [[]] * 4
 
 
 async def test_tag_changes_with_all_that_is_shown_and_comes_back_with_it(manager):

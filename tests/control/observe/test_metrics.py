@@ -107,7 +107,7 @@ async def test_requests_are_counted_by_route_and_status_and_timed(routes):
 async def test_metrics_over_http_include_workers_and_the_control_plane(plane):
     link = plane.plane.link
     await link.ask(b"HSET", Keys("rp").beat, "0123456789ab.1.1", 1)
-    Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7})
+    Stats(link, Keys("rp")).write("0123456789ab.1.1", {"connections": 7}, {})
     plane.plane.receive(LivingWorkers([1], 1))
     await plane.trigger()
     reply = await plane.ask("GET", "/metrics")

@@ -201,6 +201,26 @@ async def test_counter_starts_at_zero_on_a_new_day(make, records, clock):
     assert await quota.used("3", TOMORROW) == 2
 
 
+async def test_count_that_redis_confirms_after_midnight_is_none_of_the_new_day(make, records, clock, monkeypatch):
+    daily, quota = make()
+    daily.link_up()
+    app, spend = records.apps["3"], quota.spend
+
+    async def answered_late(*args):
+        monkeypatch.undo()
+        spent = await spend(*args)
+        clock.now = 1_700_092_800.0
+        daily.link_up()
+        # It waits until the counters of the new day are read.
+        await daily.spend(records.apps["4"], 1, 10)
+        return spent
+
+    monkeypatch.setattr(quota, "spend", answered_late)
+    assert await daily.spend(app, 10, 10) == (True, 10)
+    daily.link_up()
+    assert await daily.spend(app, 1, 10) == (True, 1)
+
+
 async def test_spending_waits_while_the_store_fails(make, records, monkeypatch, wait_until):
     from sqlalchemy.exc import OperationalError
 

@@ -7,6 +7,7 @@ import pytest
 from helpers.bus_publishing import Outgoing, call_of
 from helpers.unkeyed import shard
 from redpoll.cluster.bus import Unavailable
+from redpoll.cluster.publish_call import ChannelEnded
 from redpoll.cluster.redis.keys import SHARDS
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.control.publish.publisher import Publisher
@@ -116,7 +117,27 @@ async def test_error_of_redis_is_unavailable(publisher, bus, wait_until):
     (fault,) = answers
     assert isinstance(fault, Unavailable)
     assert str(fault).startswith("not confirmed: the connection to Redis broke")
-    assert (it.unconfirmed, it.events_published) == (2, 0)
+    assert (it.unconfirmed, it.events_published, it.by_app) == (2, 0, {})
+
+
+async def test_publishes_that_are_refused_while_redis_is_away_are_not_counted_as_published(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    bus.refusal = "Redis is silent"
+    answers = Answers()
+    for _ in range(5):
+        it.publish(call(event("e")), "t", answers)
+    await wait_until(lambda: len(answers) == 5)
+    assert (it.unconfirmed, it.events_published, it.by_app) == (5, 0, {})
+
+
+async def test_of_a_call_only_the_events_that_redis_took_are_counted(publisher, bus, wait_until):
+    it = await opened(publisher(), wait_until)
+    answers = Answers()
+    it.publish(call(event("e"), event("e", "ended")), "t", answers)
+    bus.waiting[0](1)
+    bus.waiting[1](ChannelEnded())
+    assert [fault.code for fault in answers] == ["channel_ended"]
+    assert (it.unconfirmed, it.events_published, it.by_app) == (0, 1, {"1": 1})
 
 
 async def test_unconfirmed_publish_is_unavailable_and_a_late_answer_is_ignored(publisher, bus, wait_until):

@@ -151,11 +151,13 @@ async def test_deleted_app_is_gone_in_every_control_plane_also_if_its_id_is_used
     token, _ = await one.create_token(app.id, "CI", ["all"])
     endpoint = await webhooks.endpoints.create(app.id, "https://example.com/hook")
     await other.sync()
+    revoked = []
+    one.on_revoked = other.on_revoked = revoked.extend
     await delete_app(one, webhooks, app.id, Actor("test"))
     assert await other.sync()
     assert list(other.apps) == list(one.apps) == [kept.id]
     assert other.by_key == one.by_key
-    assert other.tokens[token.hash].revoked_at is not None
+    assert (other.tokens, one.tokens, revoked) == ({}, {}, [token.hash] * 2)
     assert (others_webhooks.endpoints.of_app(app.id), other.directory) == ((), one.directory)
 
     again = App(id=app.id, name="again", keys=(Key(key="new", secret="s"),))
@@ -163,12 +165,17 @@ async def test_deleted_app_is_gone_in_every_control_plane_also_if_its_id_is_used
     assert await other.sync()
     assert other.apps[app.id] == one.apps[app.id] == again
     # Deleted and made again between two looks.
+    await one.create_token(app.id, "CI", ["all"])
+    await webhooks.endpoints.create(app.id, "https://example.com/hook")
+    await other.sync()
+    assert (len(other.tokens), len(others_webhooks.endpoints.of_app(app.id))) == (1, 1)
     await delete_app(one, webhooks, app.id, Actor("test"))
     newer = App(id=app.id, name="newer", keys=(Key(key="newer", secret="s"),))
     await one.import_app(app.id, lambda _: newer)
     assert await other.sync()
     assert (other.apps[app.id], "new" in other.by_key) == (newer, False)
-    assert other.tokens[token.hash].revoked_at is not None
+    assert (other.tokens, others_webhooks.endpoints.of_app(app.id)) == ({}, ())
+    assert not await other.sync()
     third, thirds_webhooks = await make()
     assert (third.apps, third.by_key) == (other.apps, other.by_key)
     assert thirds_webhooks.endpoints.of_app(app.id) == ()

@@ -97,9 +97,13 @@ async def test_token_of_an_unknown_app_is_refused(timed):
         timed.tokens_of("5")
 
 
-async def test_app_lists_its_own_tokens(timed, app_id):
+async def test_app_lists_its_own_tokens_oldest_first(timed, app_id, clock):
     other = await timed.create_app("y")
-    mine = [(await timed.create_token(app_id, name, ["all"]))[0] for name in ("a", "b")]
+    mine = []
+    # A node whose clock is behind may make a token after the others.
+    for name in ("b", "a"):
+        clock.now_s -= 1
+        mine.insert(0, (await timed.create_token(app_id, name, ["all"]))[0])
     await timed.create_token(other.id, "c", ["all"])
     assert timed.tokens_of(app_id) == mine
 
@@ -197,7 +201,10 @@ async def test_tokens_that_ended_long_ago_are_removed_when_one_is_created(store,
     clock.now_s += 90 * 86_400
     await timed.create_token(app_id, "n", ["all"])
     assert {expired.hash, revoked.hash, lasting.hash} < set(timed.tokens)
+    assert {"expired", "revoked"} < {token.name for token in timed.tokens_of(app_id)}
     clock.now_s += 61
+    # They aren't listed from now on, also before they are removed.
+    assert {"expired", "revoked"} & {token.name for token in timed.tokens_of(app_id)} == set()
     await timed.create_token(app_id, "n", ["all"])
     assert {expired.hash, revoked.hash} & set(timed.tokens) == set()
     assert lasting.hash in timed.tokens

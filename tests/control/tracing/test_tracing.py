@@ -7,6 +7,7 @@ import pytest
 from redpoll._publish import Call
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.traces import Span, TraceReader, TraceWriter, Triggered
+from redpoll.control.tracing import tracing
 from redpoll.control.tracing.tracing import RENEW_EVERY_S, Tracer, describe_call
 from redpoll.protocol.apps import App
 from redpoll.protocol.messages import limits_of
@@ -233,6 +234,19 @@ async def test_new_tracer_continues_where_the_last_one_stopped(link, event_log):
     assert [span.time_ms for span in spans] == [0, 1, 2]
 
 
+async def test_a_new_stream_is_read_though_its_ids_are_lower_than_the_position(tracer, event_log, link):
+    """The clock was an hour ahead when an earlier run stored its position."""
+    await event_log.write([], [], "32503680000000-0")
+    tracer.link_up()
+    await tracer.flush()
+    worker = TraceWriter(link, Keys(), RUN)
+    for number in range(2):
+        worker.note_triggered(Triggered(f"{number:032x}", "3", 1, "client-x", "private-a", 2, "1.2"))
+        worker.flush()
+        await tracer.flush()
+    assert [int(row.trace_id, 16) for row in await rows(event_log)] == [1, 0]
+
+
 async def test_rows_wait_while_the_log_cannot_be_written(tracer, event_log, monkeypatch):
     async def full(*args) -> None:
         raise sa_error()
@@ -244,6 +258,20 @@ async def test_rows_wait_while_the_log_cannot_be_written(tracer, event_log, monk
     tracer.ended(FakeRequest(2, event()), 200, 0)
     await tracer.flush()
     assert [int(row.trace_id[12:], 16) for row in await rows(event_log)] == [2, 1]
+
+
+async def test_rows_that_wait_are_bounded_by_their_bytes(tracer, event_log, monkeypatch):
+    monkeypatch.setattr(tracing, "_MAX_WAITING_BYTES", 1_000)
+    for number in range(30):
+        tracer.ended(FakeRequest(number, event()), 200, 0)
+    tracer.ended_encoded("3", b"[],", 1, 1, 1)
+    await tracer.flush()
+    logged = len(await rows(event_log))
+    assert 3 < logged < 10
+    assert tracer.unlogged == 31 - logged
+    tracer.ended(FakeRequest(31, event()), 200, 0)
+    await tracer.flush()
+    assert len(await rows(event_log)) == logged + 1
 
 
 async def test_rows_are_not_written_again_if_pruning_fails(tracer, event_log, monkeypatch):

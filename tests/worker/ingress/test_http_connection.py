@@ -524,6 +524,30 @@ async def test_answers_to_a_client_that_does_not_read_are_bounded(open_wire, con
         assert len((await wire.next())[2]) == 500_000
 
 
+async def test_answers_to_requests_that_come_one_by_one_are_bounded_too(open_wire, control, wait_until):
+    control.answer = lambda request: b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + b"x" * 500_000
+    wire = await open_wire()
+    wire.writer.transport.pause_reading()
+    states = []
+
+    def is_done():
+        states[:] = [each.state for each in wire.worker.gate.http.connections.values()]
+        return State.UNREAD in states or (len(control.requests) == sent and State.IDLE in states)
+
+    sent = 0
+    while State.UNREAD not in states:
+        assert sent < 60
+        wire.send(GET % sent)
+        sent += 1
+        await wait_until(is_done)
+    assert len(control.requests) == sent - 1
+    wire.writer.transport.resume_reading()
+    for _ in range(sent):
+        assert len((await wire.next())[2]) == 500_000
+    wire.send(GET % sent)
+    assert (await wire.next())[0] == 200
+
+
 async def test_while_requests_wait_for_their_turn_hardly_more_is_read(open_wire, control):
     wire = await open_wire()
     http = wire.worker.gate.http
@@ -676,6 +700,23 @@ async def test_when_control_dies_each_request_is_answered_once(open_wire, contro
     assert (await wires[0].next(bodiless=True))[0] == 200
     wires[1].send(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
     assert (await wires[1].next())[2] == b'{"status":"ok"}'
+
+
+async def test_when_control_dies_an_event_source_is_asked_to_come_again(open_wire, control, wait_until):
+    """Whether control had its request or not. Any other status would end it for good."""
+    control.answer = lambda request: None
+    under_way = await open_wire()
+    ask = b"GET /apps/1/channels/news/stream HTTP/1.1\r\nHost: h\r\nAccept: text/event-stream\r\n\r\n"
+    under_way.send(ask)
+    await wait_until(lambda: control.requests)
+    control.kill()
+    later = await open_wire(under_way.worker)
+    later.send(ask)
+    for wire in (under_way, later):
+        status, head, body = await wire.next()
+        assert (status, body.partition(b" ")[0]) == (200, b"retry:")
+        assert b"\r\nContent-Type: text/event-stream\r\n" in head
+        assert await wire.rest() == b""
 
 
 @pytest.mark.parametrize("methods", [("HEAD", "GET"), ("GET", "HEAD")])

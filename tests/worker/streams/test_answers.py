@@ -7,6 +7,7 @@ from redpoll.protocol.streams import Live, Reading, Start
 from redpoll.worker.streams.answers import (
     Granted,
     batch_answer,
+    come_again,
     error_answer,
     etag_of,
     is_known,
@@ -88,6 +89,17 @@ def test_error_has_the_trace_id_of_control():
     assert (status, headers["X-Service-Trace-Id"]) == (410, "0f")
     assert b'"trace_id":"0f"' in body
     assert parts(error_answer(ApiError("unavailable", "later"), GRANTED))[1]["Retry-After"] == "1"
+
+
+def test_event_source_is_asked_to_come_again_and_keeps_its_position():
+    answers = [parts(come_again()) for _ in range(100)]
+    waits = {int(body.removeprefix(b"retry: ").removesuffix(b"\n\n")) for _, _, body in answers}
+    assert len(waits) > 1
+    assert all(1_000 <= wait_ms <= 3_000 for wait_ms in waits)
+    status, headers, _ = answers[0]
+    assert (status, headers["Content-Type"], headers["Connection"]) == (200, "text/event-stream", "close")
+    # Else a page of another origin would take it for a failure.
+    assert headers["Access-Control-Allow-Origin"] == "*"
 
 
 def test_grant_is_read_from_controls_answer():

@@ -62,6 +62,18 @@ def test_control_gets_only_the_fields_that_it_knows():
     assert found._replace(last_event_id="").reading().live is Live.EVENT_SOURCE
 
 
+def test_event_source_is_known_before_control_has_answered():
+    assert asked(PATH + b"?offset=-1", Accept=b"text/event-stream").is_event_source
+    for found in (
+        asked(PATH),
+        asked(PATH + b"?offset=-1&live=sse", Accept=b"text/event-stream"),
+        asked(PATH + b"?offset=wrong", Accept=b"text/event-stream"),
+        asked_of(request(PATH, b"HEAD", Accept=b"text/event-stream")),
+    ):
+        assert found is not None
+        assert not found.is_event_source
+
+
 def test_query_that_cannot_be_read_is_refused():
     for query in (b"?offset=%ff", b"?" + b"a=1&" * 200):
         with pytest.raises(ApiError, match="query"):

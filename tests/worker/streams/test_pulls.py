@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 
+import aiohttp
 import pytest
 
 from helpers.pulled_server import acknowledge, pull, pulled_server
@@ -32,6 +33,16 @@ async def test_request_waits_for_a_delivery_which_comes_until_it_is_acknowledged
     assert (again["id"], again["attempt"], again["body"]) == (first["id"], 2, first["body"])
     assert (await acknowledge(api, [first]), await acknowledge(api, [first])) == (1, 0)
     assert await pull(api, wait="2") == []
+
+
+async def test_empty_answer_has_the_trace_id_of_the_request(server):
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"Authorization": f"Bearer {server.token}", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    url = f"http://127.0.0.1:{server.port}/apps/{server.app_id}/webhooks/stream?wait=1&limit=0"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+        assert await response.json() == {"deliveries": []}
+        assert response.headers.getall("X-Service-Trace-Id") == [trace]
+        assert "X-Pull-Terms" not in response.headers
 
 
 async def test_client_that_has_left_takes_no_delivery(server, api, occupy):

@@ -14,10 +14,11 @@ from helpers.reading import EVENTS, Reading, Stream, keep, read_token
 from helpers.server import Server
 from helpers.wire import Api, connect_patiently
 from redpoll.http.reader import ParsedRequest
-from redpoll.protocol.apps import App
+from redpoll.protocol.apps import App, HistoryRule
 from redpoll.protocol.errors import ApiError
+from redpoll.protocol.streams import Live
 from redpoll.worker.hub.admission import Admission
-from redpoll.worker.streams.asked import asked_of
+from redpoll.worker.streams.asked import READ_FIELDS, asked_of
 from redpoll.worker.streams.reader import Reader, ReaderState
 
 REVOKED = "access was revoked"
@@ -514,6 +515,60 @@ async def test_readers_of_an_app_end_that_is_disabled_or_deleted(server, channel
             assert await stream.rest() == []
             for answer in (await poll, await reading.ask(channel)):
                 assert answer.status == last.json["status"]
+
+
+# -- temporary errors ------------------------------------------------------------------------------------------------
+
+
+def not_admitting() -> None:
+    raise ApiError("unavailable", "this server isn't ready, or is draining; send the request again")
+
+
+AWAY = b"HTTP/1.1 503 Service Unavailable\r\n\r\n"
+ALLOWED = b"HTTP/1.1 200 OK\r\nX-Stream-App: 1\r\nX-Stream-Channel: news\r\n\r\n{}"
+TEMPORARY = {
+    "control's 503": lambda reader: reader.answered(0, AWAY),
+    "control is away": lambda reader: reader.unanswered(False),
+    "control went away": lambda reader: reader.unanswered(True),
+    "not admitting": lambda reader: reader.answered(0, ALLOWED),
+}
+
+
+@pytest.mark.parametrize("event_source", [True, False])
+@pytest.mark.parametrize("happens", TEMPORARY.values(), ids=TEMPORARY)
+def test_temporary_error_does_not_end_an_event_source(happens, event_source):
+    """Browsers give an EventSource up after any status but 200."""
+    rule = HistoryRule(id="1", name="news", keep=10, seconds=60)
+    owner = SimpleNamespace(
+        addresses=SimpleNamespace(leave=lambda slot: None),
+        apps={"1": App(id="1", name="a", keys=(), history=(rule,))},
+        check_admits=not_admitting,
+        grants=SimpleNamespace(of=lambda app_id: None),
+        left=lambda reader: None,
+        requests=dict.fromkeys(Live, 0),
+    )
+    calls = []
+    answering = {
+        name: lambda *arguments, name=name: calls.append((name, arguments[-1]))
+        for name in ("pass_on", "pass_unanswered", "reply", "finish")
+    }
+    accept = [(READ_FIELDS.index("Accept"), b"text/event-stream")]
+    request = ParsedRequest(0, b"GET", b"/apps/1/channels/news/stream", accept, [], b"")
+    if not event_source:
+        request = request._replace(target=request.target + b"?offset=-1&live=sse")
+    asked = asked_of(request)
+    assert asked is not None
+    peer = SimpleNamespace(stream=object(), peer="192.0.2.1", recognised=lambda: None, **answering)
+    happens(reader := Reader(owner, peer, asked))
+    assert reader.state is ReaderState.OVER
+    ((name, answer),) = calls
+    if event_source:
+        assert name == "finish"
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.partition(b"\r\n\r\n")[2].startswith(b"retry: ")
+    else:
+        assert name != "finish"
+        assert isinstance(answer, bool) or answer.startswith(b"HTTP/1.1 503 ")
 
 
 async def test_reader_that_ends_while_it_waits_for_a_place_waits_for_none():

@@ -283,7 +283,7 @@ async def test_history_is_begun_again_while_clients_wait_for_its_first_message(t
     table.streams.unpublished("1", "c", ("e", 5))
     assert table.begun == ["c"]
     await wait_until(lambda: len(table.begun) > 3)
-    reader.answer_poll = lambda batch: None
+    reader.answer = lambda batch: None
     tail.pushed(event_envelope("n", "1", offset=6, prev=5))
     begun, ticks = len(table.begun), table.streams._ticks
     await wait_until(lambda: table.streams._ticks > ticks + 3)

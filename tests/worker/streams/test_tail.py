@@ -36,7 +36,7 @@ class Poll:
         self.batches: list[Batch] = []
         self.reads = 0
 
-    def answer_poll(self, batch: Batch) -> None:
+    def answer(self, batch: Batch) -> None:
         self.batches.append(batch)
 
     def read_on(self) -> None:

@@ -7,8 +7,9 @@
 --         call.
 
 local taken = tonumber(redis.call('GET', KEYS[1]) or '0')
-local left_ms = redis.call('PTTL', KEYS[1])
-if left_ms <= 0 then taken, left_ms = 0, tonumber(ARGV[3]) end
+local left_ms, window_ms = redis.call('PTTL', KEYS[1]), tonumber(ARGV[3])
+-- More is left than a window: the clock was set back.
+if left_ms <= 0 or left_ms > window_ms then taken, left_ms = 0, window_ms end
 local granted = math.max(0, math.min(tonumber(ARGV[1]), tonumber(ARGV[2]) - taken))
 if granted > 0 then
   taken = taken + granted

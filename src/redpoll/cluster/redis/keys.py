@@ -229,5 +229,9 @@ class Keys:
         """`process` as in `here_of`."""
         return b"%bstats:%b" % (self.heads[0], process.encode())
 
+    def stats_by_app(self, process: str) -> bytes:
+        """`process` as in `here_of`."""
+        return b"%b:apps" % self.stats(process)
+
     def topic(self, app_id: str, channel: str) -> bytes:
         return b"%bt:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())

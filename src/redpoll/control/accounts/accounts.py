@@ -150,6 +150,12 @@ class Accounts:
             await audit.add(connection, by, "user reset", target=name)
         return password
 
+    async def is_one_time(self, name: str, password: str) -> bool:
+        """Whether this is the one-time password of a user who has not chosen another one."""
+        async with self.store.reading() as connection:
+            user = await rows.find_user(connection, name)
+        return user is not None and user.must_change and self._passwords.matches_one_time(password, user.password_hash)
+
     async def set_role(self, name: str, role: str, *, by: Actor | None = None) -> None:
         """Applies from the user's next request. Raises AccountError, also for the last admin."""
         _check_role(role)

@@ -57,6 +57,12 @@ class Passwords:
         """The hash of a password that `one_time_password` made."""
         return _FAST.hash(password)
 
+    @staticmethod
+    def matches_one_time(password: str, hashed: str) -> bool:
+        """Whether `hashed` is what `hash_one_time` made of this password. It takes no time, and may show by that
+        whether the user has such a password."""
+        return hashed.startswith(_FAST_PREFIX) and _is_hash(_FAST, hashed, password)
+
     async def matches(self, password: str, hashed: str | None) -> bool:
         """Whether `hashed` is the hash of this password. Takes the same time for a one-time password, and for None,
         which is a user that doesn't exist, so that response times don't reveal which names exist."""
@@ -65,11 +71,12 @@ class Passwords:
         if not hashed or hashed.startswith(_FAST_PREFIX):
             slow = self._dummy_hash = self._dummy_hash or await self.hash(one_time_password())
         async with self._slots:
-            is_right = await asyncio.to_thread(self._check, slow, password)
-        return is_right if slow is hashed else self._check(hashed, password)
+            is_right = await asyncio.to_thread(_is_hash, self._hasher, slow, password)
+        return is_right if slow is hashed else _is_hash(self._hasher, hashed, password)
 
-    def _check(self, hashed: str, password: str) -> bool:
-        try:
-            return self._hasher.verify(hashed, password)
-        except (VerificationError, InvalidHashError):
-            return False
+
+def _is_hash(hasher: PasswordHasher, hashed: str, password: str) -> bool:
+    try:
+        return hasher.verify(hashed, password)
+    except (VerificationError, InvalidHashError):
+        return False

@@ -397,10 +397,11 @@ def _claim(claims: Mapping[str, Any], path: str) -> object:
 
 
 def _words(value: object) -> set[str]:
-    """A list of strings, or a string with spaces or commas."""
+    """One or a list, or a string with spaces or commas. Ids of apps are digits: some providers send them as numbers."""
     if isinstance(value, str):
         return set(re.split(r"[\s,]+", value)) - {""}
-    return {word for word in value if isinstance(word, str)} if isinstance(value, list) else set()
+    words = value if isinstance(value, list) else [value]
+    return {str(word) for word in words if isinstance(word, str | int) and not isinstance(word, bool)}
 
 
 def _with_query(url: str, query: Mapping[str, str]) -> str:

@@ -132,13 +132,14 @@ _QUERY: Final = {
     ),
     "history_direction": (
         "direction",
-        "`forwards` (default): oldest first. `backwards`: newest first, beginning with the newest even if `since` is "
-        "given.",
+        "The order within a page. `forwards` (default): oldest first. `backwards`: newest first. Without `since`, or "
+        "with `backwards`, the first page has the newest messages, and `next` leads to older ones.",
     ),
     "history_cursor": ("cursor", "`next` of an earlier answer; leave the other parameters unchanged."),
     "history_since": (
         "since",
-        "Only messages after this position, `EPOCH:OFFSET`, or not before this time, Unix ms; the oldest of them.",
+        "Only messages after this position, `EPOCH:OFFSET`, or not before this time, Unix ms; the oldest of them. "
+        "`next` leads to newer ones. 0: from the beginning.",
     ),
     "history_until": (
         "until",
@@ -152,7 +153,8 @@ _QUERY: Final = {
     "stream_live": (
         "live",
         "`long-poll`: wait for the next message; 204 if none comes. `sse`: a stream of `data` and `control` events. "
-        "Without it, and with `Accept: text/event-stream`: events as they were published, for EventSource.",
+        "Without it, and with `Accept: text/event-stream`: events as they were published, for EventSource, which gets "
+        "200 without an event instead of 503, and asks again.",
     ),
     "stream_cursor": ("cursor", "`Stream-Cursor` of the answer before."),
     "stream_only": ("only", "`data`: each message is its data alone, as JSON."),

@@ -333,7 +333,9 @@ class AppPlan:
             except RecordError as error:
                 self.faults.append((f"tokens[{number}]", str(error)))
                 continue
-            token, plain = new_token(self._wanted.id, wanted.name, wanted.scopes, self._now_s, wanted.expires_at)
+            # They keep the order of the file, as the endpoints do.
+            made_at = self._now_s + len(self.added_tokens) / 1_000
+            token, plain = new_token(self._wanted.id, wanted.name, wanted.scopes, made_at, wanted.expires_at)
             self.added_tokens.append(token)
             self._make("token", wanted.name, plain)
             if own is not None:

@@ -139,9 +139,9 @@ def _new_id(records: Records) -> str:
 
 
 async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Actor, given_id: str = "") -> App:
-    """Deletes an app with its keys, settings, history rules and webhooks, and revokes its tokens, in one transaction.
-    Workers then close its connections. `given_id` is the app of the settings (`app_id`), which the next start would
-    create again. Raises RecordError."""
+    """Deletes an app with its keys, tokens, settings, history rules and webhooks, in one transaction. Workers then
+    close its connections. `given_id` is the app of the settings (`app_id`), which the next start would create again.
+    Raises RecordError."""
     async with records.edit(by) as edit:
         app = records.apps.get(app_id)
         if app is None:
@@ -159,15 +159,12 @@ async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Acto
         connection = edit.connection
         for endpoint in gone:
             await endpoint_rows.put(connection, endpoint)
-        await token_rows.revoke(connection, [token.id for token in tokens], now_s)
         await app_rows.forget_deleted(connection, all_follow_from(records.known))
         await app_rows.mark_deleted(connection, app_id, now_s)
         edit.deleted = (app_id,)
         edit.endpoints = gone
-        edit.tokens = [token.id for token in tokens]
         detail = f"{len(app.keys)} keys, {len(app.history)} history rules, {len(gone)} webhooks, {len(tokens)} tokens"
         await edit.note("app delete", app_id, app.name, detail)
-    records.take_tokens((), tokens, now_s)
     for endpoint_id in endpoint_ids:
         # If the process is killed here, the tidying of webhooks.py removes them.
         await webhooks.endpoints.remove_deliveries(endpoint_id)

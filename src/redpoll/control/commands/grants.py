@@ -11,6 +11,7 @@ import msgspec
 
 from redpoll.control.commands.context import Context
 from redpoll.ipc.command_socket import CommandError
+from redpoll.protocol.access import REVOKED, reading_grant
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import check_grant, sign_grant
 from redpoll.protocol.claims import unsigned_grant, word_fault
@@ -59,10 +60,14 @@ async def _check(context: Context, args: dict[str, Any]) -> Any:
         grant = check_grant(app, args["auth"], time.time())
     except ClientError as error:
         return {"valid": False, "reason": error.message}
-    channel = args["channel"]
-    fault = None if channel is None else grant.channel_fault(channel)
-    if fault is None and (await _revoked(context, app)).is_revoked(grant, channel):
-        fault = "it was revoked"
+    channel, revoked, fault = args["channel"], await _revoked(context, app), None
+    if channel is not None:
+        try:
+            reading_grant(app, revoked, channel, args["auth"])
+        except ClientError as error:
+            fault = error.message
+    elif revoked.is_revoked(grant, None):
+        fault = REVOKED
     return {"valid": fault is None, "reason": fault, **_shape(grant)}
 
 

@@ -1,12 +1,15 @@
-"""The commands `redpoll user create` and `redpoll user reset`, part of the table in control/commands/commands.py.
+"""The commands `redpoll user create`, `redpoll user reset` and `redpoll first-login`, part of the table in
+control/commands/commands.py.
 
-They let an operator log in again after the last admin's password was lost.
+They let an operator log in, also after the last admin's password was lost.
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from redpoll.control.accounts.accounts import AccountError, Accounts
+from redpoll.control.accounts.first_login import first_password
 from redpoll.control.commands.context import Context
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
@@ -32,7 +35,12 @@ async def _user_reset(context: Context, args: dict[str, Any]) -> Any:
     return {"name": name, "password": password}
 
 
+async def _first_login(context: Context, _args: dict[str, Any]) -> Any:
+    return {"password": await first_password(Accounts(context.store), Path(context.settings.data_dir))}
+
+
 COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "user create": _user_create,  # {name, role} -> {name, role, password}; the password is good for one login
     "user reset": _user_reset,  # {name} -> {name, password}; the user's sessions end
+    "first login": _first_login,  # {} -> {password or null}, that of the first user until it is used or replaced
 }

@@ -49,9 +49,8 @@ __all__ = ["ConsolePages"]
 
 log = structlog.get_logger(__name__)
 
-# The page renews it every 30 s.
-_WATCHED_S: Final = 60.0
-# Browsers may run the timers of a hidden page only once a minute.
+# The page renews both every 30 s. Browsers may run the timers of a hidden page only once a minute.
+_WATCHED_S: Final = 150.0
 _LEASE_S: Final = 180.0
 _CHECK_EVERY_S: Final = 3.0
 _SWEEP_EVERY_S: Final = 60.0

@@ -79,7 +79,7 @@ class Dependencies(NamedTuple):
     api: Api
     history: ChannelHistory
     health: Health
-    read_workers: Callable[[], Awaitable[Workers]]
+    read_workers: Callable[[Iterable[str]], Awaitable[Workers]]
     nodes: NodeList
     survey: Survey
     event_log: ClusterLog | None

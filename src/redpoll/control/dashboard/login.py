@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from redpoll.control.accounts.accounts import FIRST_USER, AccountError, Accounts
+from redpoll.control.accounts.first_login import FIRST_LOGIN, first_password
 from redpoll.control.accounts.login_throttle import LoginThrottle
 from redpoll.control.dashboard.access import (
     HOME,
@@ -35,10 +38,8 @@ if TYPE_CHECKING:
     from redpoll.control.accounts.sign_on import SignOn
     from redpoll.control.dashboard.sign_on import SignOnPages
 
-__all__ = ["FIRST_LOGIN", "Login"]
+__all__ = ["Login"]
 
-# The file in the data folder with the one-time password of the first start.
-FIRST_LOGIN: Final = "first-login"
 _LONG_FIELD_CHARS: Final = 80
 _LOOPBACK: Final = ("127.", "::1", "localhost")
 
@@ -83,17 +84,17 @@ class Login:
         following = parse_qs(request.query).get("next", [HOME])[-1]
         if await self._access.session_of(request) is not None:
             return redirect(own_path(following))
-        return self._page(request, following=own_path(following))
+        return await self._page(request, following=own_path(following))
 
     async def expired(self, request: Request, typed: Form | None) -> Response:
         """The login page in response to a form without a session. It carries the typed values; None: they are longer
         than what is taken from strangers."""
         if typed is None:
             fault = "Your session has ended, so nothing was saved. What you typed was too long to be kept."
-            return self._page(request, status=401, fault=fault)
-        return self._page(request, status=401, resend_path=request.path, resend=urlencode(typed.pairs))
+            return await self._page(request, status=401, fault=fault)
+        return await self._page(request, status=401, resend_path=request.path, resend=urlencode(typed.pairs))
 
-    def _page(
+    async def _page(
         self,
         request: Request,
         *,
@@ -114,9 +115,16 @@ class Login:
             "fault": fault,
             "plain_text": not (host.strip("[").startswith(_LOOPBACK) or _is_https(request)),
             "sign_on": None if self._sign_on is None else f"{HOME}/sso?{urlencode({'next': following})}",
-            "first_login": (self._data_dir / FIRST_LOGIN).exists(),
+            "first_login": await self._is_first(),
         }
         return Visit(self._access, request, None).page("login.html", status=status, headers=headers, **context)
+
+    async def _is_first(self) -> bool:
+        try:
+            return await first_password(self._accounts, self._data_dir) is not None
+        except SQLAlchemyError:
+            # Nobody can log in at present.
+            return False
 
     async def log_in(self, request: Request) -> Response:
         """POST /dashboard/login: name, password, next; resend_path and resend are a form to send again."""
@@ -130,10 +138,12 @@ class Login:
             if wait_s > 0:
                 wait = str(math.ceil(wait_s))
                 fault = f"Too many logins fail at present. Try again in {wait} s."
-                return self._page(request, status=429, fault=fault, headers=header_line("Retry-After", wait), **again)
+                return await self._page(
+                    request, status=429, fault=fault, headers=header_line("Retry-After", wait), **again
+                )
             plain = await self._accounts.log_in(name, form.raw("password"), address, cookie_of(request))
         if plain is None:
-            return self._page(request, status=401, fault="Wrong name or password.", **again)
+            return await self._page(request, status=401, fault="Wrong name or password.", **again)
         self.throttle.succeeded(address, name)
         if name == FIRST_USER:
             # The one-time password in the file has been used.

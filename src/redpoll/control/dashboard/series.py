@@ -12,14 +12,18 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.cluster.redis.values import WorkerId
 from redpoll.control.dashboard.averages import SPANS, Averages
 from redpoll.control.http.router import Route, slot_bound_s
 from redpoll.control.observe.usage import Usage
+from redpoll.loop.slices import walk
 from redpoll.store.charts import Charts
 from redpoll.store.errors import reason_of
 
@@ -34,7 +38,8 @@ MAX_SAMPLES: Final = 720
 # events.
 NAMES: Final = ("connections", "received", "sent", "published", "p50_ms", "p99_ms", "delivered", "failed")
 _MAX_APPS: Final = 100
-_RECEIVED: Final = "messages_received_total"
+# A worker process that is missing in more samples than this, in which others are, has ended: it is forgotten.
+_MISSING_SAMPLES: Final = 60
 # One counter for each outcome (control/webhooks/webhooks.py).
 _ATTEMPTS: Final = re.compile(r"webhook_attempts_\w+_total").fullmatch
 
@@ -79,6 +84,22 @@ class _OfApp(NamedTuple):
         return bool(self.received or self.sent)
 
 
+_NOTHING: Final = _OfApp()
+
+
+class _Process:
+    """What a worker process had counted when its counters were read last: messages received and frames posted; by app,
+    client events and events sent. `missing`: in how many samples it was missing since then."""
+
+    __slots__ = ("by_app", "is_own", "missing", "totals")
+
+    def __init__(self, totals: tuple[float, float], is_own: bool) -> None:
+        self.totals = totals
+        self.is_own = is_own
+        self.by_app: dict[str, tuple[int, int]] = {}
+        self.missing = 0
+
+
 class _AppSeries:
     """The series of at most _MAX_APPS apps: `by_app`, the app whose last traffic is the longest ago first.
 
@@ -121,15 +142,17 @@ class _AppSeries:
 class Sampler:
     """Takes the samples.
 
-    `read_workers` returns the workers' counters by worker name, `webhooks` the webhook counters, `published` the number
-    of events by app and `attempts` the (delivered, failed) webhook attempts by app. `timed` are the routes whose
-    response times make up the publish latency, `times_by_app` has the same by app. Averages go to `charts`, what apps
-    used to `usage`: for it only workers count that `is_own` says are of this node. `apps` are those that exist.
+    `read_workers` returns the workers' counters by worker name, and the last ones of processes that are given, even if
+    they have ended. `webhooks` has the webhook counters, `published` the number of events by app and `attempts` the
+    (delivered, failed) webhook attempts by app. `timed` are the routes whose response times make up the publish
+    latency, `times_by_app` has the same by app. Averages go to `charts`, what apps used to `usage`: for it only workers
+    count that `is_own` says are of this node. `apps` are those that exist. `clock` is Unix time; rates are by `steady`,
+    because Unix time may be set.
     """
 
     def __init__(
         self,
-        read_workers: Callable[[], Awaitable[Workers]],
+        read_workers: Callable[[Iterable[str]], Awaitable[Workers]],
         webhooks: Callable[[], Mapping[str, float]],
         published: Callable[[], Mapping[str, int]],
         attempts: Callable[[], Mapping[str, tuple[int, int]]],
@@ -139,6 +162,7 @@ class Sampler:
         is_own: Callable[[str], bool] = lambda worker: True,
         apps: Container[str] | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._averages = None if charts is None else Averages(charts, NAMES)
         self._usage = Usage(None) if usage is None else usage
@@ -151,21 +175,29 @@ class Sampler:
         self._published = published
         self._attempts = attempts
         self._clock = clock
+        self._steady = steady
         self._is_own = is_own
         self._apps = _AppSeries(apps)
+        # Control's own counters at the last sample.
         self._counted: dict[tuple[str, str], float] = {}
+        # By process: a worker that takes another name goes on counting.
+        self._processes: dict[str, _Process] = {}
         # Histograms of response times at the last sample, by app id, "" for the server.
         self._times: dict[str, list[int]] = {}
+        # By `steady`.
         self._sampled_at_s: float | None = None
         self._running: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
 
     def start(self) -> None:
         self._running = asyncio.get_running_loop().create_task(self._run(), name="charts")
 
     async def finish(self) -> None:
         if self._running is not None:
-            self._running.cancel()
+            self._ending.set()
             await asyncio.gather(self._running, return_exceptions=True)
+            # This node's workers have ended by now, after they wrote their last counters.
+            await self.sample([name for name, process in self._processes.items() if process.is_own])
             await self._usage.write(now=True)
             if self._averages is not None:
                 await self._write(self._averages.finish())
@@ -200,24 +232,31 @@ class Sampler:
             log.warning("chart data not written", reason=reason_of(error))
 
     async def _run(self) -> None:
-        # Give Redis a moment to start.
-        await asyncio.sleep(_FIRST_S)
-        while True:
+        # Never cancelled: what a sample had read and not counted would be lost. Redis has a moment to start.
+        wait_s = _FIRST_S
+        while not await self._ends_within(wait_s):
             await self.sample()
             if self._averages is not None:
                 await self._write(self._averages.write())
             await self._usage.write()
-            await asyncio.sleep(EVERY_S)
+            wait_s = EVERY_S
 
-    async def sample(self) -> None:
-        """Takes one sample. The first has no rates, because there is nothing to compare it with."""
-        workers = await self._read_workers()
-        now_s = self._clock()
-        passed_s = now_s - self._sampled_at_s if self._sampled_at_s is not None else None
-        self._sampled_at_s, self.workers = now_s, workers
+    async def _ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
+        return self._ending.is_set()
+
+    async def sample(self, ended: Iterable[str] = ()) -> None:
+        """Takes one sample, with processes that may have ended. The first has no rates, because there is nothing to
+        compare it with."""
+        workers = await self._read_workers(ended)
+        (received, sent), whole, own = await self._of_workers(workers)
+        now_s, steady_s = self._clock(), self._steady()
+        passed_s = steady_s - self._sampled_at_s if self._sampled_at_s is not None else None
+        self._sampled_at_s, self.workers = steady_s, workers
         counted: dict[tuple[str, str], float] = {}
         webhooks, published = self._webhooks(), self._published()
-        received, sent = self._grown(counted, workers, _RECEIVED, "frames_posted_total")
         done = self._one(counted, "webhook", "delivered", webhooks.get("webhook_attempts_delivered_total", 0.0))
         made = sum(
             count
@@ -241,28 +280,27 @@ class Sampler:
         self.whole.add(now_s, values)
         if self._averages is not None:
             self._averages.add("", now_s, values)
-        self._sample_apps(now_s, passed_s, counted, workers, grown)
-        # Workers report the apps with the most connections only: one that comes back has grown since it was last seen.
-        for key, count in self._counted.items():
-            if key[0] in workers:
-                counted.setdefault(key, count)
+        await self._sample_apps(now_s, passed_s, counted, whole, own, grown)
         self._counted = counted
 
-    def _sample_apps(
+    async def _sample_apps(
         self,
         now_s: float,
         passed_s: float | None,
         counted: dict[tuple[str, str], float],
-        workers: Workers,
+        whole: Mapping[str, _OfApp],
+        own: Mapping[str, _OfApp],
         published: Mapping[str, float],
     ) -> None:
-        """`published`: the growth of each app's counter."""
-        whole, own = self._of_workers(counted, workers)
-        for app_id in {**own, **published}:
-            used = own.get(app_id, _OfApp())
+        """`whole` and `own` are those of `_of_workers`, `published` the growth of each app's counter."""
+
+        def use(app_id: str) -> None:
+            used = own.get(app_id, _NOTHING)
             self._usage.count(
                 app_id, used.connections, int(published.get(app_id, 0)), int(used.received), int(used.sent)
             )
+
+        await walk({**own, **published}, use)
         # Of all apps, because a counter that isn't read would seem to begin at zero the next time. This process counts
         # these from zero.
         attempts = {
@@ -275,10 +313,10 @@ class Sampler:
         busy = [
             app_id
             for app_id in {**whole, **published, **attempts}
-            if whole.get(app_id, _OfApp()).is_busy or published.get(app_id) or any(attempts.get(app_id, ()))
+            if whole.get(app_id, _NOTHING).is_busy or published.get(app_id) or any(attempts.get(app_id, ()))
         ]
         for app_id, series in self._apps.sampled(busy, whole).items():
-            of_app, (delivered, failed) = whole.get(app_id, _OfApp()), attempts.get(app_id, (0.0, 0.0))
+            of_app, (delivered, failed) = whole.get(app_id, _NOTHING), attempts.get(app_id, (0.0, 0.0))
             p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
             values = {
                 "connections": of_app.connections,
@@ -294,27 +332,57 @@ class Sampler:
             if self._averages is not None:
                 self._averages.add(app_id, now_s, values)
 
-    def _of_workers(
-        self, counted: dict[tuple[str, str], float], workers: Workers
-    ) -> tuple[dict[str, _OfApp], dict[str, _OfApp]]:
-        """Each app's figures on all workers, and on those of this node."""
+    async def _of_workers(self, workers: Workers) -> tuple[Sequence[float], dict[str, _OfApp], dict[str, _OfApp]]:
+        """How much the workers' totals have grown; each app's figures on all workers, and on those of this node.
+
+        What a worker counted while its counters couldn't be read counts for this node's apps, but not in the charts,
+        where it would be a peak.
+        """
+        totals = [0.0, 0.0]
         whole: dict[str, _OfApp] = {}
         own: dict[str, _OfApp] = {}
-        for w, worker in workers.items():
-            # An app that is new in a worker which isn't: its counters began at zero since the last sample.
-            begun = 0.0 if (w, _RECEIVED) in self._counted else None
-            for app_id, (count, events, *written) in worker.get("by_app", {}).items():
-                received = self._one(counted, w, f"in {app_id}", events, begun)
-                sent = self._one(counted, w, f"out {app_id}", sum(written), begun)
-                for table in (whole, own) if self._is_own(w) else (whole,):
-                    so_far = table.get(app_id, _OfApp())
-                    table[app_id] = _OfApp(so_far.connections + count, so_far.received + received, so_far.sent + sent)
-        return whole, own
+        processes = {WorkerId.parse(w).process_name: (w, worker) for w, worker in workers.items()}
+        for name, (w, worker) in processes.items():
+            counters = (worker.get("messages_received_total", 0.0), worker.get("frames_posted_total", 0.0))
+            process = self._processes.get(name)
+            # A new process counts from the next sample on. An app that is new in another one began at zero.
+            begun = (0, 0) if process is not None else None
+            if process is None:
+                process = self._processes[name] = _Process(counters, self._is_own(w))
+            elif not process.missing:
+                totals = [
+                    total + max(0.0, now - before)
+                    for total, now, before in zip(totals, counters, process.totals, strict=True)
+                ]
+            process.totals = counters
+            add = partial(self._add_app, process, begun, whole, own if process.is_own else {})
+            await walk(worker.get("by_app", {}).items(), add)
+        for name, process in list(self._processes.items()):
+            # Where all are missing, nothing could be read.
+            process.missing = 0 if name in processes else process.missing + 1 if processes else max(process.missing, 1)
+            if process.missing > _MISSING_SAMPLES:
+                del self._processes[name]
+        return totals, whole, own
 
-    def _grown(self, counted: dict[tuple[str, str], float], workers: Workers, *names: str) -> list[float]:
-        return [
-            sum(self._one(counted, w, name, worker.get(name, 0.0)) for w, worker in workers.items()) for name in names
-        ]
+    def _add_app(
+        self,
+        process: _Process,
+        begun: tuple[int, int] | None,
+        whole: dict[str, _OfApp],
+        own: dict[str, _OfApp],
+        app: tuple[str, Sequence[int]],
+    ) -> None:
+        app_id, (count, events, *written) = app
+        now = (events, sum(written))
+        before = process.by_app.get(app_id, begun or now)
+        process.by_app[app_id] = now
+        received, sent = max(0, now[0] - before[0]), max(0, now[1] - before[1])
+        so_far = own.get(app_id, _NOTHING)
+        own[app_id] = _OfApp(so_far.connections + count, so_far.received + received, so_far.sent + sent)
+        if process.missing:
+            received = sent = 0
+        so_far = whole.get(app_id, _NOTHING)
+        whole[app_id] = _OfApp(so_far.connections + count, so_far.received + received, so_far.sent + sent)
 
     def _one(
         self, counted: dict[tuple[str, str], float], whose: str, name: str, count: float, begun: float | None = None

@@ -87,14 +87,16 @@ class AppManagement:
             except ValueError as error:
                 raise ApiError("bad_request", str(error)) from None
         name = None if change.name is UNSET else change.name
-        changed = await managed.records.set_app(app.id, values, name, by=managed.changing(request, app))
+        changed = await managed.records.set_app(app.id, values, name, by=await managed.changing(request, app))
         return self._shown(request, changed)
 
     async def delete(self, request: Request) -> Response:
         """DELETE /apps/{app_id}."""
         managed = self._managed
         app = managed.app(request)
-        await delete_app(managed.records, managed.webhooks, app.id, managed.changing(request, app), self._given_id)
+        await delete_app(
+            managed.records, managed.webhooks, app.id, await managed.changing(request, app), self._given_id
+        )
         return managed.answer(request, None, status=204)
 
     def _shown(self, request: Request, app: App) -> Response:

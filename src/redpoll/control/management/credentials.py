@@ -48,7 +48,7 @@ class KeyManagement:
         if name in managed.records.by_key:
             # Whose it is stays unsaid: a platform may pass this text to a customer.
             raise ApiError("conflict", f"the key {name} belongs to another app")
-        key = await managed.records.add_key(app.id, name, secret, by=managed.adding(request, app))
+        key = await managed.records.add_key(app.id, name, secret, by=await managed.adding(request, app))
         return managed.answer(request, key_body(key, whole=True), app.id, 201, app_path(app.id, "keys", key.key))
 
     async def show(self, request: Request) -> Response:
@@ -61,17 +61,18 @@ class KeyManagement:
         managed = self._managed
         app, key = self._resource(request)
         change = managed.body(request, KeyChange)
-        by = managed.changing(request, app)
-        if change.enabled is not UNSET:
-            set_enabled = managed.records.enable_key if change.enabled else managed.records.disable_key
-            key = await set_enabled(app.id, key.key, by=by)
+        by = await managed.changing(request, app)
+        if change.enabled is UNSET:
+            return await self.show(request)
+        set_enabled = managed.records.enable_key if change.enabled else managed.records.disable_key
+        key = await set_enabled(app.id, key.key, by=by)
         return managed.answer(request, key_body(key), app.id)
 
     async def delete(self, request: Request) -> Response:
         """DELETE …/keys/{key}."""
         managed = self._managed
         app, key = self._resource(request)
-        await managed.records.delete_key(app.id, key.key, by=managed.changing(request, app))
+        await managed.records.delete_key(app.id, key.key, by=await managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
     def _resource(self, request: Request) -> tuple[App, Key]:
@@ -99,7 +100,7 @@ class TokenManagement:
         app, new = managed.app(request), managed.body(request, NewToken)
         lasts_s = None if new.lasts_s is UNSET else float(new.lasts_s)
         token, plain = await managed.records.create_token(
-            app.id, new.name, new.scopes, lasts_s, by=managed.adding(request, app)
+            app.id, new.name, new.scopes, lasts_s, by=await managed.adding(request, app)
         )
         return managed.answer(
             request, created_token_body(token, plain), app.id, 201, app_path(app.id, "tokens", token.id)
@@ -114,7 +115,7 @@ class TokenManagement:
         """DELETE …/tokens/{token_id}."""
         managed = self._managed
         app, token = self._resource(request)
-        await managed.records.revoke_tokens([token.id], by=managed.changing(request, app))
+        await managed.records.revoke_tokens([token.id], by=await managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
     def _resource(self, request: Request) -> tuple[App, Token]:

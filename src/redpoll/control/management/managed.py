@@ -65,13 +65,16 @@ class Managed:
         assert request.token is not None
         return Actor(f"token {request.token.id} {request.token.name}", request.remote, condition)
 
-    def adding(self, request: Request, app: App) -> Actor:
+    async def adding(self, request: Request, app: App) -> Actor:
         """Who adds something to the app, if it still exists and matches If-Match, which the request may have."""
         if_match = request.headers.get("If-Match", "*")
+        if not self.tags.matches(app.id, if_match):
+            # Another node may have answered with this tag a moment ago.
+            await self.records.sync()
         self.tags.check(app.id, if_match)
         return self.by(request, lambda: self.tags.check(app.id, if_match))
 
-    def changing(self, request: Request, app: App) -> Actor:
+    async def changing(self, request: Request, app: App) -> Actor:
         """Who changes the app or something of it, which needs If-Match. It is checked here, and in the transaction
         again, which begins with what others have committed. Raises ApiError."""
         if "If-Match" not in request.headers:
@@ -80,7 +83,7 @@ class Managed:
                 "send If-Match with the ETag of the answer that you read, so that no other writer's change is "
                 "overwritten",
             )
-        return self.adding(request, app)
+        return await self.adding(request, app)
 
     def answer(self, request: Request, body: Any, app_id: str = "", status: int = 200, location: str = "") -> Response:
         """An answer with the app's tag, if there is an `app_id`. Call it right after the change, before anything is

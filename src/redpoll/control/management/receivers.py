@@ -50,7 +50,7 @@ class RuleManagement:
         managed = self._managed
         app, new = managed.app(request), managed.body(request, NewRule)
         wanted = HistoryRule(id="", **msgspec.structs.asdict(new))
-        rule = await managed.records.add_history_rule(app.id, wanted, by=managed.adding(request, app))
+        rule = await managed.records.add_history_rule(app.id, wanted, by=await managed.adding(request, app))
         return managed.answer(request, rule_body(rule), app.id, 201, app_path(app.id, "history_rules", rule.id))
 
     async def show(self, request: Request) -> Response:
@@ -63,14 +63,16 @@ class RuleManagement:
         managed = self._managed
         app, rule = self._resource(request)
         values = _changed_fields(managed.body(request, RuleChange))
-        changed = await managed.records.change_history_rule(app.id, rule.id, values, by=managed.changing(request, app))
+        changed = await managed.records.change_history_rule(
+            app.id, rule.id, values, by=await managed.changing(request, app)
+        )
         return managed.answer(request, rule_body(changed), app.id)
 
     async def delete(self, request: Request) -> Response:
         """DELETE …/history_rules/{rule_id}."""
         managed = self._managed
         app, rule = self._resource(request)
-        await managed.records.remove_history_rule(app.id, rule.id, by=managed.changing(request, app))
+        await managed.records.remove_history_rule(app.id, rule.id, by=await managed.changing(request, app))
         return managed.answer(request, None, app.id, 204)
 
     def _resource(self, request: Request) -> tuple[App, HistoryRule]:
@@ -104,7 +106,7 @@ class WebhookManagement:
             new.channels,
             client_events=new.client_events,
             batch=new.batch,
-            by=managed.adding(request, app),
+            by=await managed.adding(request, app),
         )
         location = app_path(app.id, "webhooks", endpoint.id)
         return managed.answer(request, webhook_body(endpoint, whole=True), app.id, 201, location)
@@ -119,23 +121,24 @@ class WebhookManagement:
         managed = self._managed
         app, endpoint = self._resource(request)
         values = _changed_fields(managed.body(request, WebhookChange))
-        by = managed.changing(request, app)
-        if values:
-            endpoint = await self._endpoints.change(endpoint.id, **values, by=by)
+        by = await managed.changing(request, app)
+        if not values:
+            return await self.show(request)
+        endpoint = await self._endpoints.change(endpoint.id, **values, by=by)
         return managed.answer(request, webhook_body(endpoint), app.id)
 
     async def rotate(self, request: Request) -> Response:
         """POST …/webhooks/{webhook_id}/rotate. Needs If-Match: of two rotations, the first secret would be lost."""
         managed = self._managed
         app, endpoint = self._resource(request)
-        rotated = await self._endpoints.rotate(endpoint.id, by=managed.changing(request, app))
+        rotated = await self._endpoints.rotate(endpoint.id, by=await managed.changing(request, app))
         return managed.answer(request, webhook_body(rotated, whole=True), app.id)
 
     async def delete(self, request: Request) -> Response:
         """DELETE …/webhooks/{webhook_id}."""
         managed = self._managed
         app, endpoint = self._resource(request)
-        await self._endpoints.mark_deleted(endpoint.id, by=managed.changing(request, app))
+        await self._endpoints.mark_deleted(endpoint.id, by=await managed.changing(request, app))
         # Before anything is waited for: another writer may delete the app meanwhile.
         answer = managed.answer(request, None, app.id, 204)
         await self._endpoints.discard_waiting(endpoint.id)

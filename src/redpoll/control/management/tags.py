@@ -49,18 +49,23 @@ class Tags:
         return f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES, key=self._secret).hexdigest()}"'
 
     def check(self, app_id: str, if_match: str) -> None:
-        """Raises ApiError if the app's tag is none of those in the header field If-Match (RFC 9110 section 13.1.1).
-        Weak tags never match, as the section says; `*` is every app that exists."""
+        """Raises ApiError unless `matches`."""
+        if not self.matches(app_id, if_match):
+            raise ApiError(
+                "precondition_failed",
+                "the app has changed since the answer with this ETag: read it again, and decide again what to change",
+            )
+
+    def matches(self, app_id: str, if_match: str) -> bool:
+        """Whether the app's tag is one of those in the header field If-Match (RFC 9110 section 13.1.1). Weak tags never
+        match, as the section says; `*` is every app that exists. Raises ApiError for an unknown app, or another field.
+        """
         if app_id not in self._records.apps:
             raise ApiError("unknown_app", "there is no app with this id")
         if len(if_match) > _MAX_FIELD_CHARS:
             raise ApiError("bad_request", f"If-Match has more than {_MAX_FIELD_CHARS} characters")
         if if_match.strip() == "*":
-            return
+            return True
         if _LIST.fullmatch(if_match) is None:
             raise ApiError("bad_request", 'If-Match must be the ETag of an earlier answer, with its quotes, or "*"')
-        if self.of(app_id) not in _TAG.findall(if_match):
-            raise ApiError(
-                "precondition_failed",
-                "the app has changed since the answer with this ETag: read it again, and decide again what to change",
-            )
+        return self.of(app_id) in _TAG.findall(if_match)

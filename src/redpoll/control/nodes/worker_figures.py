@@ -6,7 +6,7 @@ A worker that has lost Redis can't write that there: its figures expire. So its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
 import hiredis
@@ -32,8 +32,10 @@ class WorkerFigures:
         # The last names of this node's living workers, by `k`.
         self._names: dict[int, str] = {}
 
-    async def all(self) -> Figures:
-        return await _read(self._stats.read_all())
+    async def all(self, ended: Iterable[str] = ()) -> Figures:
+        """Those of all nodes' workers. Of other nodes' they have the 100 apps with the most connections only. Of this
+        node's processes that have `ended`, those that they wrote last are included."""
+        return await _read(self._stats.read_all({*self._own(), *ended}))
 
     async def own(self) -> Figures:
         """Those of this node's workers: each node's /metrics is scraped; sums must count a worker once. The others'
@@ -41,12 +43,15 @@ class WorkerFigures:
 
         Workers without figures whose connection is down have that state, and nothing else."""
         run = self._view.run
-        written = await _read(self._stats.read([f"{run}.{k}" for k in self._view.alive]))
+        written = await _read(self._stats.read(self._own()))
         alive = self._view.alive
         names = self._names | {WorkerId.parse(name).process: name for name in written}
         self._names = {k: names.get(k, str(WorkerId(run, k, 0))) for k in alive}
         down = {self._names[k] for k in self._view.down if k in self._names}
         return {**dict.fromkeys(down, _DOWN), **written}
+
+    def _own(self) -> list[str]:
+        return [f"{self._view.run}.{k}" for k in self._view.alive]
 
 
 async def _read(reading: Awaitable[Figures]) -> Figures:

@@ -105,8 +105,10 @@ class DailyLimit:
         """
         if not self._restored.is_set() and self._quota.shard(app.id) not in self._restored_shards:
             await self._restored.wait()
-        spent = await self._quota.spend(app.id, messages, limit, once)
-        if spent.used > self._known.get(app.id, 0) and self._day == self._quota.today():
+        # Midnight may pass before Redis answers: the count isn't one of the new day.
+        day = self._quota.today()
+        spent = await self._quota.spend(app.id, messages, limit, once, day)
+        if self._day == day and spent.used > self._known.get(app.id, 0):
             self._known[app.id] = spent.used
         return spent
 

@@ -64,7 +64,7 @@ class _Awaited:
             return
         self.left -= 1
         if not self.left:
-            self.publisher.count(self.app_id, self.size, is_confirmed=True)
+            self.publisher.count(self.app_id, self.size - self.refused, is_confirmed=True)
             self.published(self._fault())
 
     def _fault(self) -> ApiError | None:
@@ -123,7 +123,7 @@ class Publisher:
         self.events_published = 0
         # Requests that fast_publish.py answered.
         self.fast_requests = 0
-        # By app id: events to publish, counted per channel.
+        # By app id: events that Redis confirmed, counted per channel.
         self.by_app: dict[str, int] = {}
         self.unconfirmed = 0
         self._bus = bus
@@ -187,8 +187,8 @@ class Publisher:
 
     def count(self, app_id: str, events: int, *, is_confirmed: bool) -> None:
         """An app's events were confirmed by Redis, or will not be."""
-        self.by_app[app_id] = self.by_app.get(app_id, 0) + events
         if is_confirmed:
+            self.by_app[app_id] = self.by_app.get(app_id, 0) + events
             self.events_published += events
         else:
             self.unconfirmed += events

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
+from typing import Final
 
 import msgspec
 import structlog
@@ -30,6 +31,9 @@ from redpoll.store.webhooks import Endpoint
 __all__ = ["Edit", "LoadedRecords", "Origin"]
 
 log = structlog.get_logger(__name__)
+
+# Tokens that ended longer ago are removed; requests with them then get `unauthorized` instead of `token_expired`.
+_FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
 
 
 def _ignore(hashes: Collection[str]) -> None:
@@ -97,7 +101,7 @@ class LoadedRecords:
         self.on_changes: Callable[[], None] = _nothing
         # Takes each app that was created or changed, by another control plane too; None: it was deleted.
         self.on_put: Callable[[str, App | None], None] | None = None
-        # Takes the hashes of tokens that were revoked, by another control plane too.
+        # Takes the hashes of tokens that were revoked, or went with their app, by another control plane too.
         self.on_revoked: Callable[[Collection[str]], None] = _ignore
         # Takes the directory's version after the store lost changes, because it may be lower than before.
         self.on_rewound: Callable[[int], None] | None = None
@@ -148,6 +152,8 @@ class LoadedRecords:
                     endpoints = {endpoint.id: endpoint for endpoint in edit.endpoints}
                     if not apps and not edit.tokens and not endpoints:
                         return
+                    if edit.tokens:
+                        await token_rows.remove_ended(connection, self._forgotten_before())
                     stored = await raise_version(
                         connection, apps=apps, tokens=edit.tokens, webhooks=endpoints, for_workers=bool(apps)
                     )
@@ -161,10 +167,9 @@ class LoadedRecords:
     async def _take(self, apps: Mapping[str, App | None], endpoints: Mapping[str, Endpoint], stored: Versions) -> None:
         """Takes a committed change into memory, before workers see it: what they do then needs the endpoints."""
         before = self.directory
-        for app_id, app in apps.items():
-            if app is None:
-                self._remove(app_id)
-            else:
+        removed = self._remove([app_id for app_id, app in apps.items() if app is None])
+        for app in apps.values():
+            if app is not None:
                 self._put(app)
         if endpoints and self.on_endpoints is not None:
             self.on_endpoints(endpoints, Origin.HERE)
@@ -172,9 +177,12 @@ class LoadedRecords:
             self.known = stored
             return
         self._set_versions(stored)
+        if removed:
+            self.on_revoked(removed)
         if len(apps) > 1:
             self.on_changes()
         elif self.on_change is not None:
+            ((app_id, app),) = apps.items()
             await self.on_change(app_id, app, before, self.directory)
 
     async def _find_out(self) -> None:
@@ -198,8 +206,7 @@ class LoadedRecords:
     def adopt_directory(self, version: DirectoryVersion, apps: Mapping[str, App]) -> None:
         """Takes the app records, all that there are, from Redis, which has newer ones, while the store doesn't answer.
         Everything is read from the store later, which may have lost them in a fail-over."""
-        for app_id in self.apps.keys() - apps.keys():
-            self._remove(app_id)
+        self._remove(self.apps.keys() - apps.keys())
         for app in apps.values():
             if app != self.apps.get(app.id):
                 self._put(app)
@@ -227,18 +234,16 @@ class LoadedRecords:
         deleted = [] if since is None else await app_rows.deleted_since(connection, since)
         is_older = stored.directory < self.version
         # All at once: readers of memory see one state.
+        revoked = self._remove(self.apps.keys() - apps.keys() if since is None else deleted)
         if since is None:
-            for app_id in self.apps.keys() - apps.keys():
-                self._remove(app_id)
             for token_hash in self.tokens.keys() - tokens.keys():
                 del self.tokens[token_hash]
-        for app_id in deleted:
-            if app_id in self.apps:
-                self._remove(app_id)
         for app in apps.values():
             known = self.apps.get(app.id, app)
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
-        revoked = [token.hash for token in tokens.values() if self._put_token(token)]
+        revoked += [token.hash for token in tokens.values() if self._put_token(token)]
+        if tokens:
+            self._forget_ended()
         if self.on_endpoints is not None:
             self.on_endpoints(endpoints, Origin.STORE if since is None else Origin.OTHERS)
         self._set_versions(stored)
@@ -246,7 +251,9 @@ class LoadedRecords:
         if revoked:
             self.on_revoked(revoked)
         if since is None:
-            log.warning("the record store was away or has lost changes: all records read", version=self.version)
+            log.warning(
+                "the record store was away, or its changes can't be followed: all records read", version=self.version
+            )
         if is_older and self.on_rewound is not None:
             self.on_rewound(self.version)
         return True
@@ -257,6 +264,16 @@ class LoadedRecords:
         used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None
         self.tokens[token.hash] = msgspec.structs.replace(token, last_used_at=used_at)
         return token.revoked_at is not None and (known is token or known.revoked_at is None)
+
+    def _forgotten_before(self) -> float:
+        return self._clock() - _FORGET_TOKEN_AFTER_S
+
+    def _forget_ended(self) -> None:
+        """Call it when tokens were added. All control planes forget by this rule alone, because rows that are gone
+        have no version that would tell them."""
+        before = self._forgotten_before()
+        for token in [token for token in self.tokens.values() if token.ends_at < before]:
+            del self.tokens[token.hash]
 
     def _set_versions(self, stored: Versions) -> None:
         self.known = stored
@@ -276,10 +293,19 @@ class LoadedRecords:
         if self.on_put is not None:
             self.on_put(app.id, app)
 
-    def _remove(self, app_id: str) -> None:
-        self._remove_keys(self.apps.pop(app_id))
-        if self.on_put is not None:
-            self.on_put(app_id, None)
+    def _remove(self, app_ids: Collection[str]) -> list[str]:
+        """Forgets these apps, if they are known, with their keys and tokens: a new app may get the id. Returns the
+        hashes of the tokens that weren't revoked."""
+        app_ids = set(app_ids)
+        for app_id in app_ids:
+            if app_id in self.apps:
+                self._remove_keys(self.apps.pop(app_id))
+                if self.on_put is not None:
+                    self.on_put(app_id, None)
+        ended = [token for token in self.tokens.values() if token.app_id in app_ids] if app_ids else []
+        for token in ended:
+            del self.tokens[token.hash]
+        return [token.hash for token in ended if token.revoked_at is None]
 
     def _remove_keys(self, app: App | None) -> None:
         for key in () if app is None else app.keys:

@@ -30,8 +30,6 @@ _TOKEN_CHARACTERS: Final = string.ascii_letters + string.digits
 _TOKEN_PREFIX_CHARS: Final = 8
 # `last_used_at` is written at most this often: it only shows people whether a token is still in use.
 TOKEN_USE_EVERY_S: Final = 60.0
-# Tokens that ended longer ago are removed; requests with them then get `unauthorized` instead of `token_expired`.
-_FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
 # Tokens of one app, or for the management, that are valid at a time: each is in the memory of every control plane.
 _MAX_TOKENS: Final = 1_000
 
@@ -69,28 +67,27 @@ class TokenRecords(LoadedRecords):
             self._check_number(app_id)
             now_s = self._clock()
             token, plain = new_token(app_id, name, scopes, now_s, None if lasts_s is None else now_s + lasts_s)
-            ended = [known for known in self.tokens.values() if _ended_at(known) < now_s - _FORGET_TOKEN_AFTER_S]
             await token_rows.add(edit.connection, token)
-            await token_rows.remove(edit.connection, [known.id for known in ended])
             edit.tokens = (token.id,)
             await edit.note("token create", app_id or "", name, f"{token.prefix}… {', '.join(token.scopes)}")
-        for known in ended:
-            del self.tokens[known.hash]
-        self.tokens[token.hash] = token
+        self.take_tokens((token,), (), now_s)
         return token, plain
 
     def _check_number(self, app_id: str | None) -> None:
         now_s = self._clock()
-        valid = sum(1 for token in self.tokens.values() if token.app_id == app_id and now_s < _ended_at(token))
+        valid = sum(1 for token in self.tokens.values() if token.app_id == app_id and now_s < token.ends_at)
         if valid >= _MAX_TOKENS:
             raise RecordConflict(f"there are {valid} valid tokens, the most that there may be: revoke one first")
 
     def tokens_of(self, app_id: str | None) -> list[Token]:
         """The app's tokens, oldest first, including expired and revoked ones. None: those for the management of apps.
-        Raises RecordError."""
+        It is the same list on every node, also while one of them still has a token that is to be forgotten. Raises
+        RecordError."""
         if app_id is not None:
             self._app(app_id)
-        return [token for token in self.tokens.values() if token.app_id == app_id]
+        before = self._forgotten_before()
+        tokens = [token for token in self.tokens.values() if token.app_id == app_id and token.ends_at >= before]
+        return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def revoke_tokens(self, ids: Collection[str], *, by: Actor | None = None) -> list[Token]:
         """Revokes tokens, all or none. A token that was revoked before stays as it is. Raises RecordError."""
@@ -118,6 +115,7 @@ class TokenRecords(LoadedRecords):
     def take_tokens(self, added: Collection[Token], revoked: Collection[Token], now_s: float) -> None:
         """Takes tokens into memory that an `edit` has added or revoked at `now_s`. Call it after the commit."""
         self.tokens.update({token.hash: token for token in added})
+        self._forget_ended()
         for token in revoked:
             self.tokens[token.hash] = msgspec.structs.replace(self.tokens[token.hash], revoked_at=now_s)
         if revoked:
@@ -192,9 +190,3 @@ def new_token(
         expires_at=expires_at,
     )
     return token, plain
-
-
-def _ended_at(token: Token) -> float:
-    """When the token expired, expires or was revoked; infinity if it has no end."""
-    ends = [at for at in (token.expires_at, token.revoked_at) if at is not None]
-    return min(ends, default=float("inf"))

@@ -38,8 +38,9 @@ log = structlog.get_logger(__name__)
 FLUSH_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 10.0
 RENEW_EVERY_S: Final = 10.0
-# Rows that may wait while the disk doesn't keep up: five seconds at full rate.
+# Rows that may wait while the disk doesn't keep up, five seconds at full rate, and their bytes.
 _MAX_WAITING: Final = 100_000
+_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 # Traced calls whose number is known: two minutes at full rate, and longer than a worker's spans take.
 _MAX_CARRIED: Final = 12_000
 # Entries of the workers' stream that one flush stores. Those of 25 busy workers are twice as few.
@@ -85,6 +86,7 @@ class Tracer:
         self._carried: OrderedDict[str, str] = OrderedDict()
         self._numbers = count(random.getrandbits(48))
         self._position = ""
+        self._check_position = False
         self._renew_at_s = 0.0
         self._prune_at_s = 0.0
         self._running: asyncio.Task[None] | None = None
@@ -98,6 +100,8 @@ class Tracer:
         """Redis is connected: from now on the workers of all nodes may send spans of this node's calls."""
         self._renew_at_s = self._timer() + RENEW_EVERY_S
         self._reader.renew()
+        # The stream may be a new one.
+        self._check_position = True
 
     async def finish(self) -> None:
         """Writes the remaining rows. It doesn't close the log."""
@@ -158,7 +162,7 @@ class Tracer:
 
         `caller` is given if the caller used no key or token of the app.
         """
-        if self._ended.count >= _MAX_WAITING:
+        if self._is_full():
             self.unlogged += 1
             return
         call = request.decoded
@@ -191,10 +195,14 @@ class Tracer:
         """As `ended`, of calls whose rows are encoded, and which aren't traced (store/call_batch.py
         CallBatch.add_encoded)."""
         self.sampled_out += count
-        if self._ended.count >= _MAX_WAITING:
+        if self._is_full():
             self.unlogged += count
             return
         self._ended.add_encoded(app_id, rows, count, first_ms, last_ms)
+
+    def _is_full(self) -> bool:
+        """No more calls can wait for the disk."""
+        return self._ended.count >= _MAX_WAITING or self._ended.size >= _MAX_WAITING_BYTES
 
     # -- into the log
 
@@ -263,6 +271,10 @@ class Tracer:
         # In parts: other replies, such as those to publishes, come in between.
         with suppress(LinkDown, hiredis.ReplyError, TimeoutError):
             async with asyncio.timeout(FLUSH_EVERY_S):
+                if self._check_position:
+                    if await self._reader.is_behind(self._position):
+                        self._position = "0-0"
+                    self._check_position = False
                 while len(entries) < _MAX_ENTRIES:
                     part = await self._reader.read(entries[-1].id if entries else self._position)
                     if not part:

@@ -45,6 +45,10 @@ def _ignore(endpoint: Endpoint) -> None:
     pass
 
 
+def _age(endpoint: Endpoint) -> tuple[float, str]:
+    return endpoint.created_at, endpoint.id
+
+
 class Endpoints:
     """All endpoints by id.
 
@@ -330,7 +334,8 @@ class Endpoints:
         for endpoint in self._all.values():
             if endpoint.app_id in by_app and endpoint.deleted_at is None:
                 by_app[endpoint.app_id].append(endpoint)
-        self._by_app |= {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
+        # As the store sorts them: nodes may have heard of them in another order.
+        self._by_app |= {app_id: tuple(sorted(of_app, key=_age)) for app_id, of_app in by_app.items()}
 
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None:
         """Changes memory only; Results writes it to the store."""

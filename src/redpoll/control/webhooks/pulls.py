@@ -7,6 +7,7 @@ control plane hands out, in a transaction of the store, so no delivery has two l
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ MAX_LIMIT: Final = 100
 _MAX_BYTES: Final = 512 * 1024
 # Of one acknowledgement.
 MAX_IDS: Final = 1_000
+# PostgreSQL refuses a statement with a NUL, so the store is asked only for what can be an id.
+_DELIVERY_ID: Final = re.compile(r"[0-9a-f-]{36}").fullmatch
 
 
 class Handed(NamedTuple):
@@ -119,6 +122,7 @@ class Pulls:
         """Ends these deliveries, and returns how many. Those that are unknown, ended, or were never handed out don't
         count."""
         endpoints = [one.id for one in self._endpoints.of_app(app_id) if one.pulled]
+        ids = [one for one in ids if _DELIVERY_ID(one)]
         if not (endpoints and ids):
             return 0
         async with self._store.change() as connection:

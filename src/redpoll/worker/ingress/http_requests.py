@@ -188,7 +188,7 @@ class PublicConnection(ReadingConnection):
                     request = pull.request
                 self._number = http.send(self, request, requester, STREAM if requester else 0)
                 return
-            answer = refusal
+            answer = refusal if asked is None else asked.refused(refusal)
         if request.method == b"HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         goes_on = self.authenticated or http.strangers.may_leave_unread(self.stream, http.client_of(self, request))

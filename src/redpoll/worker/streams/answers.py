@@ -5,6 +5,8 @@ Sections named here are those of the Durable Streams protocol (protocol/streams.
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
 from http import HTTPStatus
 from typing import Final
@@ -17,7 +19,17 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.streams import Live, Reading, cursor_at, token_of
 from redpoll.worker.streams.formats import Batch, as_json
 
-__all__ = ["Granted", "batch_answer", "error_answer", "etag_of", "is_known", "metadata", "secured", "stream_head"]
+__all__ = [
+    "Granted",
+    "batch_answer",
+    "come_again",
+    "error_answer",
+    "etag_of",
+    "is_known",
+    "metadata",
+    "secured",
+    "stream_head",
+]
 
 # What pages of other origins may read besides the usual ones.
 _EXPOSED: Final = (
@@ -31,6 +43,8 @@ _REVALIDATE: Final = "Cache-Control: private, no-cache\r\n"
 _NOT_STORED: Final = "Cache-Control: no-store\r\n"
 # nginx passes each event on at once.
 _EVENTS: Final = "Content-Type: text/event-stream\r\nCache-Control: no-cache, no-transform\r\nX-Accel-Buffering: no\r\n"
+# When an EventSource comes again that can't be served now. Many of them may be answered at once.
+_COME_AGAIN_MS: Final = (1_000, 3_000)
 _TRACE_ID: Final = "X-Service-Trace-Id"
 _JSON: Final = "Content-Type: application/json\r\n"
 
@@ -87,6 +101,15 @@ def stream_head(granted: Granted, chunked: bool) -> bytes:
     """The head of a stream of events. The connection ends with the stream."""
     coding = "Transfer-Encoding: chunked\r\n" if chunked else ""
     return _response(200, f"{_EVENTS}{coding}Connection: close\r\n{granted.headers}{_EXPOSED}", None)
+
+
+def come_again() -> bytes:
+    """The answer to an EventSource in place of a temporary error. It would never ask again after a status other than
+    200 (HTML, section 9.2.3). After this it does, with the id of its last event. Pages of any origin may read that
+    there is nothing: those that the app allows may not be known now."""
+    body = b"retry: %d\n\n" % random.randint(*_COME_AGAIN_MS)
+    lines = f"Connection: close\r\nAccess-Control-Allow-Origin: *\r\n{_TRACE_ID}: {secrets.token_hex(16)}\r\n"
+    return _response(200, _EVENTS + lines, body)
 
 
 def error_answer(error: ApiError, granted: Granted | None = None) -> bytes:

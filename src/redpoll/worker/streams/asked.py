@@ -18,7 +18,8 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.credentials import bearer_of, has_token
 from redpoll.protocol.errors import ApiError, ClientError
 from redpoll.protocol.grants import AppGrants, Grant
-from redpoll.protocol.streams import Reading, accepts_events, parse_reading
+from redpoll.protocol.streams import Live, Reading, accepts_events, parse_reading
+from redpoll.worker.streams.answers import come_again
 
 __all__ = ["READ_FIELDS", "Asked", "asked_of", "wants_events"]
 
@@ -50,6 +51,18 @@ class Asked(NamedTuple):
     @property
     def is_head(self) -> bool:
         return self.request.method == b"HEAD"
+
+    @property
+    def is_event_source(self) -> bool:
+        """Whether a browser's EventSource asks, or a client like it."""
+        try:
+            return not self.is_head and self.reading().live is Live.EVENT_SOURCE
+        except ApiError:
+            return False
+
+    def refused(self, response: bytes) -> bytes:
+        """What the client gets for a temporary error, whose `response` is this: an EventSource is to ask again."""
+        return come_again() if self.is_event_source else response
 
     def reading(self) -> Reading:
         """What it asks for. Raises ApiError `bad_request`."""

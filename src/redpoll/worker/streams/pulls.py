@@ -19,6 +19,7 @@ from redpoll.cluster.envelopes import Envelope, parse_webhooks_ended
 from redpoll.cluster.redis.keys import PULLS_TOPIC
 from redpoll.http.errors import error_response, http_date
 from redpoll.http.messages import FIELDS, HEAD_ONLY, PULL_LIMIT, PULL_TERMS, STREAM_APP, PullTerms
+from redpoll.worker.streams.answers import Granted
 
 if TYPE_CHECKING:
     from redpoll.cluster.listening import Listening
@@ -216,7 +217,12 @@ class Pull:
 class LongPull(Pull):
     """A request with one answer: deliveries, or nothing once the client's time is over."""
 
-    __slots__ = ()
+    __slots__ = ("_lines",)
+
+    def __init__(self, pulls: Pulls, peer: PullPeer, request: ParsedRequest) -> None:
+        super().__init__(pulls, peer, request)
+        # Of control's last answer, for an answer of our own.
+        self._lines = ""
 
     def answered(self, flags: int, response: bytes) -> None:
         answer = terms_of(response)
@@ -229,6 +235,7 @@ class LongPull(Pull):
                 app.wake(self.endpoint)
             return
         self._peer.recognised()
+        self._lines = Granted.of_response(response).headers
         app_id, terms = answer
         now = self._pulls.now_s()
         if self._until is None:
@@ -248,7 +255,7 @@ class LongPull(Pull):
     def close(self) -> None:
         if self.state is not PullState.OVER:
             self._finish()
-            self._peer.reply(_nothing())
+            self._peer.reply(_nothing(self._lines))
 
 
 class AppPulls:
@@ -342,9 +349,10 @@ def terms_of(response: bytes) -> tuple[str, PullTerms] | None:
     return (fields[STREAM_APP], PullTerms.unpack(fields[PULL_TERMS])) if PULL_TERMS in fields else None
 
 
-def _nothing() -> bytes:
+def _nothing(lines: str) -> bytes:
+    """The answer without deliveries. `lines` are more header lines, each with its CRLF."""
     head = (
         f"HTTP/1.1 200 OK\r\nDate: {http_date(int(time.time()))}\r\nContent-Type: application/json\r\n"
-        f"Cache-Control: no-store\r\nContent-Length: {len(_NOTHING)}\r\n\r\n"
+        f"Cache-Control: no-store\r\nContent-Length: {len(_NOTHING)}\r\n{lines}\r\n"
     )
     return head.encode() + _NOTHING

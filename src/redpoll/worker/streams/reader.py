@@ -24,6 +24,7 @@ from redpoll.protocol.streams import Live, Reading, has_ended_since, token_of
 from redpoll.worker.streams.answers import (
     Granted,
     batch_answer,
+    come_again,
     error_answer,
     metadata,
     secured,
@@ -132,6 +133,8 @@ class Reader:
 
     def answered(self, flags: int, response: bytes) -> None:
         if not response.startswith(b"HTTP/1.1 200 "):
+            if response.startswith(b"HTTP/1.1 503 ") and self._asks_again():
+                return
             self._finish()
             self._peer.pass_on(flags, secured(response))
             return
@@ -152,6 +155,8 @@ class Reader:
             self._refuse(error)
 
     def unanswered(self, sent: bool) -> None:
+        if self._asks_again():
+            return
         self._finish()
         self._peer.pass_unanswered(sent)
 
@@ -245,8 +250,8 @@ class Reader:
             return
         try:
             if not isinstance(page, Page):
-                self._failed(page)
-            elif not page.epoch:
+                raise ApiError("unavailable", f"Redis doesn't answer: {page}")
+            if not page.epoch:
                 self._begin_history()
             elif not self._epoch and not self._place(page, since):
                 return
@@ -297,11 +302,7 @@ class Reader:
             text = "the app has as many channels with history as it may (max_history_channels)"
             self._refuse(ApiError("unavailable", text))
         else:
-            self._failed(outcome)
-
-    def _failed(self, error: object) -> None:
-        """Redis is away, or answers with an error."""
-        self._refuse(ApiError("unavailable", f"Redis doesn't answer: {error}"))
+            self._refuse(ApiError("unavailable", f"Redis doesn't answer: {outcome}"))
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -321,13 +322,10 @@ class Reader:
         elif self.live is Live.LONG_POLL and not (self._messages or ended or self._asked.is_head):
             self._join()
         else:
-            self._answer(Batch(self._epoch, self._messages, self._at, up_to_date, ended))
+            self.answer(Batch(self._epoch, self._messages, self._at, up_to_date, ended))
 
-    def answer_poll(self, batch: Batch) -> None:
-        """What a long poll waited for has come."""
-        self._answer(batch)
-
-    def _answer(self, batch: Batch) -> None:
+    def answer(self, batch: Batch) -> None:
+        """All of the answer, if it isn't a stream."""
         assert self._reading is not None
         assert self._granted is not None
         if self._asked.is_head:
@@ -344,7 +342,7 @@ class Reader:
         if form is None:
             if batch.ended and not batch.messages and self.live is Live.EVENT_SOURCE:
                 # An EventSource doesn't connect again after this.
-                self._answer(batch)
+                self.answer(batch)
                 return
             chunked = not self._asked.flags & HTTP_1_0
             form = self.form = form_of(self._reading, chunked, time.time())
@@ -384,7 +382,7 @@ class Reader:
         elif self.form is not None or self.state is not ReaderState.AT_TAIL:
             self.close()
         elif self._tail is not None and self._tail.after(self._epoch, self._at) == []:
-            self._answer(Batch(self._epoch, [], self._at, True))
+            self.answer(Batch(self._epoch, [], self._at, True))
         else:
             self._refuse(ApiError("unavailable", "this server can't say whether there are messages; ask again"))
 
@@ -408,15 +406,22 @@ class Reader:
         self._finish()
 
     def _refuse(self, error: ApiError, last: bytes = b"") -> None:
-        """The answer, or, once a stream has begun, its end after `last`: the client learns the error when it asks
-        again."""
+        """The answer, or a stream's end after `last`: its client learns the error when it asks again."""
         if self.state is ReaderState.OVER:
             return
-        if self.form is None:
-            self._respond(error_answer(error, self._granted))
-        else:
+        if self.form is not None:
             self._finish()
             self._peer.finish(last + self.form.closing())
+        elif error.status != 503 or not self._asks_again():
+            self._respond(error_answer(error, self._granted))
+
+    def _asks_again(self) -> bool:
+        """There is a temporary error, after which an EventSource is to ask again. False: others get the error."""
+        if not self._asked.is_event_source:
+            return False
+        self._finish()
+        self._peer.finish(come_again())
+        return True
 
     def _respond(self, response: bytes) -> None:
         self._finish()

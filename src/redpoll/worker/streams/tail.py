@@ -48,7 +48,7 @@ class Follower(Protocol):
 
     @property
     def stream(self) -> Sink: ...
-    def answer_poll(self, batch: Batch) -> None:
+    def answer(self, batch: Batch) -> None:
         """What it waited for; it is over then."""
 
     def read_on(self) -> None:
@@ -224,7 +224,7 @@ class Tail:
             readers += audience.post(form.written(batch, now_s))
         polls, self._polls = self._polls, {}
         for reader in polls:
-            reader.answer_poll(batch)
+            reader.answer(batch)
         if messages and readers:
             self._sent(self.app_id, len(messages) * readers)
 

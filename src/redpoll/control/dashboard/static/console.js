@@ -115,12 +115,18 @@
       by("console-dot").className = `dot ${kind}`;
     };
     const here = location.pathname + location.search;
+    let isLeaving = false;
+    function leave() {
+      isLeaving = true;
+      pusher.disconnect();
+      isLeaving = false;
+    }
     // Saves the publish form, to restore it when the page is loaded again.
     function stop(text, label, href) {
       state(text, "off");
       by("console-state").append(link(label, href));
       clearInterval(renewing);
-      pusher.disconnect();
+      leave();
       if (by("publish")) sessionStorage.setItem(DRAFT_KEY, JSON.stringify([...new FormData(by("publish"))]));
     }
     const ended = () => stop("Your session has ended. ", "Log in again", `/dashboard/login?next=${encodeURIComponent(here)}`);
@@ -132,8 +138,13 @@
       ended();
       return false;
     }
+    // pusher-js doesn't connect again after such an end, such as of an app that was disabled. The server says why before it.
+    let reason = "no reason was given";
+    pusher.connection.bind("error", ({ data, error }) => (reason = (data ?? error?.data)?.message || reason));
     pusher.connection.bind("state_change", ({ current }) => {
-      if (current !== "connected" && current !== "disconnected") state(current === "connecting" ? "Connecting…" : `Not connected (${current})`, current === "connecting" ? "" : "off");
+      if (current === "disconnected" && !isLeaving) stop(`The server refuses this view: ${reason}. `, "Reload", here);
+      else if (current === "connecting") state("Connecting…", "");
+      else if (current !== "connected" && current !== "disconnected") state(`Not connected (${current})`, "off");
     });
     channel.bind("pusher:subscription_succeeded", () => state("Live", "on"));
     // The server ends the subscriptions that it knows nothing of, such as after its restart. On a new connection the page's
@@ -147,7 +158,7 @@
       else if (isAgain) {
         if (await renew("")) stop("The server has ended this view. ", "Reload", here);
       } else {
-        pusher.disconnect();
+        leave();
         pusher.connect();
       }
     });
