@@ -59,7 +59,8 @@ def _patient_with_redis(monkeypatch):
     """Redis has a minute to confirm a call, on the slowest machine; a test of the limit passes `confirm_s`."""
     for kind in (Bus, Idempotency, Quota, SharedRate):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
-    monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "max_unanswered_looks", 60)
+    for kind in (Link, ClusterLink):
+        monkeypatch.setitem(kind.__init__.__kwdefaults__, "max_unanswered_looks", 60)
     # Of what reads and clears histories and cached events.
     monkeypatch.setattr(ask_within, "__defaults__", (60.0,))
 

@@ -66,3 +66,28 @@ async def test_redis_that_is_slow_loses_no_canary(own_redis, wait_until):
     assert (canary.missed, link.reconnects) == (0, 0)
     canary.close()
     await link.close()
+
+
+async def test_canaries_go_on_after_one_that_redis_refused(own_redis, wait_until):
+    """Such as with -BUSY, while a script of another program runs: nothing was published, so nothing is missing."""
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
+    canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
+    link.on_up = canary.connected
+    link.on_push = canary.push
+    link.start()
+    await wait_until(lambda: canary.lag_s)
+    await link.ask(b"CONFIG", b"SET", b"busy-reply-threshold", b"1")
+    script = b"repeat until redis.call('GET', KEYS[1])"
+    other = Link(own_redis.url)
+    other.start()
+    await other.wait_up()
+    other.call(b"EVAL", script, 1, b"never")
+    await wait_until(lambda: link.errors)
+    await link.ask(b"SCRIPT", b"KILL")
+    sent = canary.sent
+    await wait_until(lambda: canary.sent >= sent + 4)
+    await wait_until(lambda: not canary.broken)
+    assert (canary.missed, link.reconnects) == (0, 0)
+    canary.close()
+    await other.close()
+    await link.close()

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+import hiredis
 import structlog
 
 from redpoll.cluster.redis.keys import SHARDS, Keys
@@ -132,7 +133,12 @@ class Canary:
         path.answered = False
 
         def done(reply: Any) -> None:
-            if number == path.number and not isinstance(reply, Exception):
+            if number != path.number:
+                return
+            if isinstance(reply, hiredis.ReplyError):
+                # Such as -BUSY: nothing was published, so nothing is missing. The next tick sends another one.
+                path.sent_at = None
+            elif not isinstance(reply, Exception):
                 path.answered = True
 
         self._link.call(self._keys.publish, path.topic, b"%d" % number, done=done)

@@ -299,6 +299,7 @@ class Worker:
         """Admit clients again, and keep those that are still connected."""
         if self.life.become(Lifecycle.SERVING):
             self._drain.cancel()
+            self.gate.streams.keep()
 
     async def _leave(self, max_per_s: float | None) -> None:
         grace_s = self.start_message.settings.shutdown_grace_s

@@ -40,6 +40,7 @@ def _patient_with_nodes(monkeypatch):
 @pytest.fixture
 def looks_often(monkeypatch):
     monkeypatch.setitem(Link.__init__.__kwdefaults__, "look_every_s", 0.02)
+    monkeypatch.setitem(Link.__init__.__kwdefaults__, "max_unanswered_looks", 100_000)
 
 
 @pytest.fixture
@@ -313,7 +314,7 @@ async def test_connection_to_any_master_that_answers_nothing_is_replaced(looks_o
         for address, part in link.links.items():
             if address[1] != silent.port:
                 # Another master may be slow for a moment.
-                part._max_unanswered_looks = None
+                part._max_unanswered_looks = 100_000
         proxy.stall()
         await wait_until(lambda: not link.up)
         assert link.kept_shards == kept

@@ -116,6 +116,42 @@ async def test_link_reconnects_to_a_restarted_redis(own_redis, wait_until):
     await link.close()
 
 
+async def test_connection_closed_right_after_the_greeting_is_replaced(redis, monkeypatch):
+    """The link took it for up, never looked at it again, and no call was ever answered."""
+    greet, greeted = Link._greet, []
+
+    async def greet_and_lose_the_first(self, connection):
+        await greet(self, connection)
+        greeted.append(connection)
+        if len(greeted) == 1:
+            connection.lose("for the test")
+
+    monkeypatch.setattr(Link, "_greet", greet_and_lose_the_first)
+    link = Link(redis.url, first_delay_s=0.001, max_delay_s=0.001)
+    link.start()
+    await link.wait_up()
+    async with asyncio.timeout(60):
+        assert await link.ask(b"PING") == b"PONG"
+    assert (len(greeted), link.connects) == (2, 1)
+    await link.close()
+
+
+async def test_connection_to_a_redis_that_answers_nothing_is_replaced(own_redis, wait_until):
+    """Of each link, because its owner may ask nothing meanwhile."""
+    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05, look_every_s=0.05, max_unanswered_looks=10)
+    reasons = []
+    link.on_down = reasons.append
+    link.start()
+    await link.wait_up()
+    own_redis.pause()
+    await wait_until(lambda: not link.up)
+    assert reasons[-1] == "no answer within 0.5 s"
+    own_redis.resume()
+    await link.wait_up()
+    assert await link.ask(b"PING") == b"PONG"
+    await link.close()
+
+
 async def test_closed_link_stays_closed(redis, wait_until):
     link = Link(redis.url, first_delay_s=0.001, max_delay_s=0.001)
     link.start()

@@ -44,6 +44,7 @@ async def publisher(bus):
 @pytest.fixture
 def looks_often(monkeypatch):
     monkeypatch.setitem(Link.__init__.__kwdefaults__, "look_every_s", 0.02)
+    monkeypatch.setitem(Link.__init__.__kwdefaults__, "max_unanswered_looks", 100_000)
 
 
 async def demote(redis):

@@ -361,6 +361,27 @@ class TestThePoint:
         await again.subscribe("news")
         assert numbers(await again.events(3)) == [0, 1, 2]
 
+    async def test_it_is_written_although_redis_breaks_while_it_is_asked(self, resuming):
+        """The link is down for a moment after each question, first that for the time, then the point itself."""
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        link = worker.link
+        ask, ask_all, broken = link.ask, link.ask_all, []
+
+        async def break_first(name, sending):
+            if name not in broken:
+                broken.append(name)
+                link.drop("for the test")
+            return await sending
+
+        link.ask = lambda *command: break_first(command[0], ask(*command))
+        link.ask_all = lambda commands: break_first("points", ask_all(commands))
+        await cut(resuming, worker, client)
+        await point_written(resuming, "7")
+        assert broken[:1] == [b"TIME"]
+        assert "points" in broken
+
     async def test_apps_without_it_pay_nothing(self, bench):
         worker = await bench.start()
         await bench.keep("")

@@ -255,6 +255,20 @@ async def test_drain_ends_all_readers(table):
     assert all(reader.ends == ["closed"] for reader in readers)
 
 
+async def test_drain_ends_with_another_drain_and_when_it_is_taken_back(table):
+    """`redpoll node undrain` left it running: readers were ended on a worker that serves."""
+    readers = [Client() for _ in range(20)]
+    for reader in readers:
+        table.streams.entered(reader)
+    first = asyncio.create_task(table.streams.drain(36_000.0))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(table.streams.drain(36_000.0))
+    await asyncio.wait_for(first, 60)
+    table.streams.keep()
+    await asyncio.wait_for(second, 60)
+    assert not any(reader.ends for reader in readers)
+
+
 async def test_readers_of_a_cleared_channel_end_one_after_the_other(table, wait_until):
     tail = table.streams.tail_of("1", "c")
     tail.subscribed()

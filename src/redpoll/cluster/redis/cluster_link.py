@@ -27,7 +27,7 @@ import structlog
 from redpoll._publish import Commands
 from redpoll.cluster.redis.calls import Publishes, Refused, ShardCall
 from redpoll.cluster.redis.keys import SHARDS, shard_of_name
-from redpoll.cluster.redis.link import Clock, Done, Link, LinkDown
+from redpoll.cluster.redis.link import MAX_UNANSWERED_LOOKS, Clock, Done, Link, LinkDown
 from redpoll.cluster.redis.scripts import Script
 from redpoll.cluster.redis.slot_map import Address, SlotMap
 from redpoll.config.redis_url import RedisUrl
@@ -43,7 +43,6 @@ _READ_MAP_EVERY_S: Final = 1.0
 _MAX_DELAY_S: Final = 0.2
 # Beats and reads of the beats show only whether the connection to the master of shard 0 works, so each link watches its
 # own. Looks are 1 s apart.
-_MAX_UNANSWERED_LOOKS: Final = 10
 # While a slot moves, its keys are in two nodes. The same call succeeds when the move is over.
 _MOVING: Final = ("ASK ", "TRYAGAIN")
 _REPEAT_AFTER_S: Final = 0.05
@@ -95,7 +94,7 @@ class ClusterLink(Link):
         is_answered_last: bool = False,
         connected_within_s: float = _CONNECTED_WITHIN_S,
         repeat_for_s: float = _REPEAT_FOR_S,
-        max_unanswered_looks: int = _MAX_UNANSWERED_LOOKS,
+        max_unanswered_looks: int = MAX_UNANSWERED_LOOKS,
     ) -> None:
         super().__init__(
             url,

@@ -29,7 +29,7 @@ from redpoll.cluster.redis.scripts import ALL, Script
 from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config.redis_url import RedisUrl
 
-__all__ = ["Clock", "Done", "Link", "LinkDown"]
+__all__ = ["MAX_UNANSWERED_LOOKS", "Clock", "Done", "Link", "LinkDown"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +39,7 @@ Clock = Callable[[], float]
 _FORBIDDEN: Final = ("NOPERM", "ERR unknown command", "ERR unknown subcommand")
 
 _LOOK_EVERY_S: Final = 1.0
+MAX_UNANSWERED_LOOKS: Final = 10
 _MAX_DELAY_WITH_SENTINELS_S: Final = 0.2
 
 _SCAN_COUNT: Final = 1000
@@ -90,8 +91,8 @@ class Link:
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
 
-    `max_unanswered_looks`: the connection is replaced after as many looks at its server without an answer. None: others
-    send commands that show whether it works.
+    `max_unanswered_looks`: the connection is replaced after as many looks at its server without an answer. Looks are
+    counted, not seconds, so a stall of this process is one look.
 
     `is_answered_last` is for links whose publishes are confirmed to others (RedisConnection.be_answered_last).
 
@@ -108,7 +109,7 @@ class Link:
         max_delay_s: float = 1.0,
         handshake_s: float = 5.0,
         look_every_s: float = _LOOK_EVERY_S,
-        max_unanswered_looks: int | None = None,
+        max_unanswered_looks: int = MAX_UNANSWERED_LOOKS,
         is_answered_last: bool = False,
     ) -> None:
         self._server = RedisUrl.parse(url)
@@ -341,6 +342,9 @@ class Link:
                 async with asyncio.timeout(self._handshake_s):
                     connection = await self._connect()
                     await self._greet(connection)
+                if connection.lost:
+                    # Between its last answer and now. It isn't ours yet, so `connection_lost` did nothing.
+                    raise OSError("closed after the greeting")
                 if self._is_answered_last:
                     connection.be_answered_last()
             except (OSError, TimeoutError, LinkDown, hiredis.ReplyError) as error:
@@ -382,7 +386,7 @@ class Link:
         while await self._next_look():
             self._server_watch.look(self.call_packed)
             most = self._max_unanswered_looks
-            if most is not None and self._server_watch.unanswered_looks >= most:
+            if self._server_watch.unanswered_looks >= most:
                 self.drop(f"no answer within {most * self._look_every_s:g} s")
 
     async def _watch_master(self, sentinels: Sentinels) -> None:

@@ -11,6 +11,7 @@ need this.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -370,14 +371,17 @@ class UserResume:
         heard_at = loop.time() - age_s - self.timings.in_flight_s
         try:
             async with asyncio.timeout(app.user_resume_s):
-                await self._link.wait_up()
-                now = await self._link.ask(b"TIME")
-        except (TimeoutError, LinkDown, hiredis.ReplyError) as error:
+                while True:
+                    await self._link.wait_up()
+                    with contextlib.suppress(LinkDown):
+                        now = await self._link.ask(b"TIME")
+                        heard_us = round((loop.time() - heard_at) * 1_000_000)
+                        point = max(0, int(now[0]) * 1_000_000 + int(now[1]) - heard_us)
+                        names = [self._keys.resumed(app.id, user) for user in users]
+                        await self._link.ask_all([(b"SET", name, point, b"EX", app.user_resume_s) for name in names])
+                        return
+        except (TimeoutError, hiredis.ReplyError) as error:
             log.debug("resume point not written", app=app.id, reason=str(error) or "no answer")
-            return
-        point = int(now[0]) * 1_000_000 + int(now[1]) - round((loop.time() - heard_at) * 1_000_000)
-        for user in users:
-            self._link.call(b"SET", self._keys.resumed(app.id, user), max(0, point), b"EX", app.user_resume_s)
 
     # -- once a second, for each connection -----------------------------------------------------------------
 

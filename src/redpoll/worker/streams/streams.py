@@ -82,6 +82,8 @@ class Streams:
         self._looks = Slices(self._look_at_one)
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
+        # Grows with each drain: an earlier one then ends.
+        self._drains = 0
         self.when_read: Callable[[Any, Callable[[], None]], None]
         self.wait: Callable[[Any, float], None]
 
@@ -204,18 +206,24 @@ class Streams:
             yield from readers
 
     async def drain(self, within_s: float) -> None:
-        """End all streams and long polls, evenly over this time: their clients read on elsewhere."""
+        """End all streams and long polls, evenly over this time: their clients read on elsewhere. At most one drain
+        runs; a new one replaces it."""
+        self.keep()
+        number = self._drains
         self.pulls.drain()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + within_s
+        clock = asyncio.get_running_loop().time
+        began = clock()
         readers = deque(self._each_live())
-        while readers:
-            left_s = until - loop.time()
-            for _ in range(max(1, round(len(readers) * _DRAIN_STEP_S / left_s)) if left_s > 0 else len(readers)):
-                if readers:
-                    readers.popleft().close()
-            if readers:
-                await asyncio.sleep(_DRAIN_STEP_S)
+        count = len(readers)
+        while readers and number == self._drains:
+            left = count * (1 - (clock() - began) / within_s) if within_s > 0 else 0
+            while readers and len(readers) >= left + 1:
+                readers.popleft().close()
+            await asyncio.sleep(_DRAIN_STEP_S)
+
+    def keep(self) -> None:
+        """Leave the streams and long polls that no drain has ended yet."""
+        self._drains += 1
 
     def close(self) -> None:
         if self._timer is not None:
