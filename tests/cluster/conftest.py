@@ -33,7 +33,7 @@ APP = "7"
 
 def record(**settings: Any) -> App:
     """The app of these tests."""
-    return App(id=APP, name="test", keys=(), **settings)
+    return App(**{"id": APP, "name": "test", "keys": ()} | settings)
 
 
 # What a worker does after a time, it does a twentieth as late as documented. What it gives up after a time, it doesn't

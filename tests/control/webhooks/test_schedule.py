@@ -83,6 +83,23 @@ async def test_failures_are_retried_after_10_60_and_300_seconds_then_become_dead
     assert world.schedule.attempts == {"status": 4}
 
 
+async def test_endpoints_to_which_nothing_is_sent_cost_nothing(world, receiver):
+    """Each delivery had the schedule look at all endpoints of the server, up to 50 times per second."""
+    endpoints = [await world.endpoint(f"{receiver.url}?{n}") for n in range(40)]
+    looked_at, known = [], world.endpoints.known
+    world.endpoints.known = lambda endpoint_id: looked_at.append(endpoint_id) or known(endpoint_id)
+    async with asyncio.timeout(60):
+        await world.schedule.step()
+        while looked_at:
+            looked_at.clear()
+            await asyncio.sleep(0.01)
+            await world.schedule.step()
+    (one,) = await world.put(endpoints[7], "room")
+    await world.wait_state(one, "delivered", 1)
+    await world.schedule.step()
+    assert set(looked_at) == {endpoints[7].id}
+
+
 async def test_successful_retry_ends_the_delivery(world, receiver):
     receiver.answer = BROKEN
     endpoint = await world.endpoint(receiver.url)

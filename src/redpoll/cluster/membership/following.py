@@ -34,21 +34,27 @@ class Following:
         self._counts = counts
         self._directory = directory
         self._events = events
-        # By app: the channels that are yet to follow its changed record.
-        self._walks: dict[str, tuple[App, Cursor[LocalChannel]]] = {}
+        # The changed records that channels take over in the present walk, and in the next one, by app. One walk serves
+        # all apps, because `redpoll apply` may change thousands at once.
+        self._present: dict[str, App] = {}
+        self._next: dict[str, App] = {}
+        self._cursor: Cursor[LocalChannel] | None = None
 
     def changed(self, old: App, new: App) -> None:
         """An app's record changed: its channels follow, slice by slice."""
         if any(getattr(old, name) != getattr(new, name) for name in _FOLLOWED):
-            self._walks[new.id] = (new, Cursor(self._channels.slice_by_slice()))
+            self._present.pop(new.id, None)
+            self._next[new.id] = new
             self.slices.start()
 
     def stop(self, app_id: str) -> None:
         """The app is gone."""
-        self._walks.pop(app_id, None)
+        self._present.pop(app_id, None)
+        self._next.pop(app_id, None)
 
     def close(self) -> None:
-        self._walks.clear()
+        self._present.clear()
+        self._next.clear()
 
     def apply_record(self, local_channel: LocalChannel) -> None:
         """Applies the present record to a channel, if it is known."""
@@ -58,16 +64,20 @@ class Following:
 
     def _step(self) -> bool:
         # False: all channels follow the records of their apps.
-        if not self._walks:
-            return False
-        app_id, (app, cursor) = next(iter(self._walks.items()))
-        for local_channel in cursor.next(_MAX_FOLLOWING):
-            if local_channel.app_id == app_id and not local_channel.dropped:
+        if self._cursor is None or not self._present:
+            if not self._next:
+                return False
+            self._present, self._next = self._next, {}
+            self._cursor = Cursor(self._channels.slice_by_slice())
+        for local_channel in self._cursor.next(_MAX_FOLLOWING):
+            app = self._present.get(local_channel.app_id)
+            if app is not None and not local_channel.dropped:
                 if local_channel.apply_settings(app):
                     self._counts.make_due(local_channel)
                 elif local_channel.needs_position:
                     self._channels.mark_dirty(local_channel)
                 report(self._events.settings_changed, local_channel)
-        if cursor.done:
-            del self._walks[app_id]
-        return bool(self._walks)
+        if self._cursor.done:
+            self._cursor = None
+            self._present.clear()
+        return bool(self._present or self._next)

@@ -69,6 +69,11 @@ class EndpointQueue:
         # Set while a failing endpoint waits between two attempts.
         self.pause: asyncio.TimerHandle | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, here or in the store: until something is added, there is nothing to look at."""
+        return not self.loaded and not self.more_in_store and self.next_at is None and self.during_read is None
+
     def load(self, item: Waiting) -> None:
         """Makes a delivery ready, unless it is loaded already."""
         if item.number not in self.loaded:

@@ -12,14 +12,15 @@ from typing import Final
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from redpoll.control.webhooks.outcomes import Attempt
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
-from redpoll.store.deliveries import Result
+from redpoll.store.deliveries import AttemptRow, Result, Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
 from redpoll.store.store import raise_version
 
-__all__ = ["Results"]
+__all__ = ["Results", "result_of"]
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,30 @@ _RETRY_AFTER_S: Final = 1.0
 # The pause between two changes of `failing_since`. Each raises the records' version: other servers read them again, and
 # no webhook is taken meanwhile (intake.py).
 _FAILING_EVERY_S: Final = 5.0
+
+
+def result_of(
+    item: Waiting,
+    attempt: Attempt,
+    reason: str,
+    begun_s: float,
+    now_s: float,
+    due_from_s: float,
+    retry_after_s: Sequence[float],
+) -> Result:
+    """What an attempt means for its delivery: delivered, due again after the next pause, or a dead letter. A retry is
+    due by the clock of `due_from_s`."""
+    attempts = item.attempts + 1 - item.cycle_from
+    if attempt.ok:
+        state, at = "delivered", now_s
+    elif attempts <= len(retry_after_s):
+        state, at = "waiting", due_from_s + retry_after_s[attempts - 1]
+    else:
+        state, at = "failed", now_s
+    row = AttemptRow(
+        item.attempts + 1, begun_s, attempt.status, attempt.duration_ms, attempt.outcome, reason, attempt.response
+    )
+    return Result(item.number, item.id, state, at, row)
 
 
 class Results:

@@ -9,6 +9,7 @@ receiver doesn't delay the others. A few hundred deliveries per endpoint are in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -23,11 +24,11 @@ from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQ
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import INTERNAL_REASON, Attempt, Outcome
 from redpoll.control.webhooks.posts import Posts
-from redpoll.control.webhooks.results import Results
+from redpoll.control.webhooks.results import Results, result_of
 from redpoll.control.webhooks.sender import Sender
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
-from redpoll.store.deliveries import AttemptRow, Result, Waiting
+from redpoll.store.deliveries import Result, Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
 from redpoll.store.webhooks import Endpoint
@@ -104,6 +105,10 @@ class Schedule:
         self._queues: dict[str, EndpointQueue] = {
             endpoint.id: EndpointQueue(endpoint.id) for endpoint in endpoints.every()
         }
+        # Those that aren't idle, and those of them that changed since the last step: an endpoint costs nothing while
+        # nothing is sent to it.
+        self._busy: dict[EndpointQueue, None] = dict.fromkeys(self._queues.values())
+        self._touched: dict[EndpointQueue, None] = {}
         self.results = Results(store, self._results_written)
         # The deliveries whose results are not written yet, by number: their queues, and the sizes of their bodies.
         self._unwritten: dict[str, tuple[EndpointQueue, int]] = {}
@@ -133,7 +138,7 @@ class Schedule:
                 queue.load(item)
         for queue in touched.values():
             self._start_attempts(queue)
-        self._wake.set()
+        self._touch(*touched.values())
 
     def endpoint_changed(self, endpoint_id: str) -> None:
         """The endpoint was enabled, disabled or changed, or deliveries of it were retried or discarded, perhaps by
@@ -142,14 +147,14 @@ class Schedule:
         queue.more_in_store = True
         for item in queue.ready.clear():
             queue.release(item.number)
-        self._wake.set()
+        self._touch(queue)
 
     def look_again(self, endpoint_id: str) -> None:
         """Another node may have made deliveries of this endpoint due."""
         queue = self._queue_of(endpoint_id)
         if not queue.loaded:
             queue.more_in_store = True
-            self._wake.set()
+            self._touch(queue)
 
     def withdraw(self, endpoint_id: str, numbers: Collection[int]) -> None:
         """The operator discarded these deliveries: attempts that are not running don't start."""
@@ -164,32 +169,47 @@ class Schedule:
         for endpoint_id, queue in list(self._queues.items()):
             if not known(endpoint_id) and not queue.loaded:
                 del self._queues[endpoint_id]
+                self._busy.pop(queue, None)
 
     async def run(self) -> None:
         """Keeps the queues filled."""
         self._writing = self._loop.create_task(self.results.run(), name="webhook results")
+        look_at_all = 0.0
         while True:
+            only_touched = self._loop.time() < look_at_all
             try:
-                wait_s = await self.step()
+                wait_s = await self.step(only_touched)
             except Exception:
                 # Our own bug must not end the schedule.
                 log.exception("webhook schedule failed")
                 wait_s = _MAX_WAIT_S
-            try:
-                async with asyncio.timeout(wait_s):
+            due = self._loop.time() + wait_s
+            look_at_all = min(look_at_all, due) if only_touched else due
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(look_at_all):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
-    async def step(self) -> float:
-        """Reads due deliveries into the queues that have room. Returns the seconds until the next step is due."""
+    def _touch(self, *queues: EndpointQueue) -> None:
+        """The next step looks at these."""
+        changed = dict.fromkeys(queues)
+        self._busy |= changed
+        self._touched |= changed
+        self._wake.set()
+
+    async def step(self, only_touched: bool = False) -> float:
+        """Reads due deliveries into the queues that have room: of all, or of those that changed since the last step.
+        Returns the seconds until the next step of all is due."""
         self._wake.clear()
         await self._follow_clock()
         if not self._waiting_found:
             self._waiting_found = True
             await self._find_waiting()
         wait_s = _MAX_WAIT_S
-        for queue in list(self._queues.values()):
+        queues = list(self._touched if only_touched else self._busy)
+        self._touched.clear()
+        for queue in queues:
+            if queue.is_idle:
+                self._busy.pop(queue, None)
             if not self._sends_to(queue):
                 continue
             if queue.next_at is not None and self._now() >= queue.next_at:
@@ -231,6 +251,7 @@ class Schedule:
             self.results.shift_retries(now_s - before_s)
             for queue in self._queues.values():
                 queue.more_in_store, queue.next_at = True, None
+            self._touch(*self._queues.values())
             if self._clock_known:
                 log.warning("clock was set, webhook retries keep their pauses", by_s=round(now_s - before_s, 1))
             self._clock_known = True
@@ -380,7 +401,7 @@ class Schedule:
         self._record(queue, endpoint, items, begun_s, attempt)
         self._start_attempts(queue)
         if queue.more_in_store and len(queue.ready) < _REFILL_BELOW:
-            self._wake.set()
+            self._touch(queue)
 
     def _record(
         self, queue: EndpointQueue, endpoint: Endpoint, items: Sequence[Waiting], begun_s: float, attempt: Attempt
@@ -395,26 +416,11 @@ class Schedule:
         now_s, due_from_s = self._clock(), self._now()
         reason = attempt.reason if len(items) == 1 else f"{attempt.reason}; one of {len(items)} events in the request"
         for item in items:
-            attempts = item.attempts + 1 - item.cycle_from
-            if attempt.ok:
-                state, at = "delivered", now_s
-            elif attempts <= len(self._retry_after_s):
-                state, at = "waiting", due_from_s + self._retry_after_s[attempts - 1]
-            else:
-                state, at = "failed", now_s
-                self.failed_total += 1
-            row = AttemptRow(
-                item.attempts + 1,
-                begun_s,
-                attempt.status,
-                attempt.duration_ms,
-                attempt.outcome,
-                reason,
-                attempt.response,
-            )
+            result = result_of(item, attempt, reason, begun_s, now_s, due_from_s, self._retry_after_s)
+            self.failed_total += result.state == "failed"
             self._unwritten[item.id] = queue, len(item.body)
             queue.unwritten += 1
-            self.results.put(Result(item.number, item.id, state, at, row))
+            self.results.put(result)
 
     def _note_failing(self, endpoint_id: str, begun_s: float, ok: bool) -> None:
         endpoint = self._endpoints.known(endpoint_id)
@@ -427,16 +433,16 @@ class Schedule:
 
     def _results_written(self, results: Sequence[Result]) -> None:
         """These results are in the store now: retries can be read from there again, and more attempts may start."""
-        touched = set()
+        touched: dict[EndpointQueue, None] = {}
         for result in results:
             queue, size = self._unwritten.pop(result.id)
             queue.unwritten -= 1
             queue.release(result.number)
-            touched.add(queue)
+            touched[queue] = None
             if result.state != "waiting":
                 self._on_left(queue.endpoint_id, size)
             elif queue.next_at is None or result.at < queue.next_at:
                 queue.next_at = result.at
         for queue in touched:
             self._start_attempts(queue)
-        self._wake.set()
+        self._touch(*touched)
