@@ -101,10 +101,11 @@ class Client:
         assert closed.value.rcvd.code == code
         return code
 
-    async def nothing_more(self) -> None:
-        """Assert that no frame waits: a ping is answered by its pong first."""
+    async def nothing_more(self, but: str = "") -> None:
+        """Assert that no frame waits, or only some with the event `but`: a ping is answered by its pong first."""
         await self.send("pusher:ping")
-        frame = await self.next()
+        while (frame := await self.next())["event"] == but:
+            pass
         assert frame["event"] == "pusher:pong", frame
 
 
