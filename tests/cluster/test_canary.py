@@ -51,43 +51,42 @@ async def test_connection_without_messages_is_replaced_and_reported_until_one_ar
     assert link.reconnects == reconnects
 
 
-async def test_redis_that_is_slow_loses_no_canary(own_redis, wait_until):
+@pytest.fixture
+async def direct(own_redis):
+    """A canary without a proxy, on a Redis of its own."""
     link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
     canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
     link.on_up = canary.connected
     link.on_push = canary.push
     link.start()
+    yield own_redis, link, canary
+    canary.close()
+    await link.close()
+
+
+async def test_redis_that_is_slow_loses_no_canary(direct, wait_until):
+    redis, link, canary = direct
     await wait_until(lambda: canary.lag_s)
-    own_redis.pause()
+    redis.pause()
     await asyncio.sleep(10 * EVERY_S)  # more than three intervals, not a wait
-    own_redis.resume()
+    redis.resume()
     number = canary.sent
     await wait_until(lambda: canary.sent > number)
     assert (canary.missed, link.reconnects) == (0, 0)
-    canary.close()
-    await link.close()
 
 
-async def test_canaries_go_on_after_one_that_redis_refused(own_redis, wait_until):
+async def test_canaries_go_on_after_one_that_redis_refused(direct, wait_until):
     """Such as with -BUSY, while a script of another program runs: nothing was published, so nothing is missing."""
-    link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05)
-    canary = Canary(link, Keys("rp"), "0123456789ab", 1, EVERY_S)
-    link.on_up = canary.connected
-    link.on_push = canary.push
-    link.start()
+    redis, link, canary = direct
     await wait_until(lambda: canary.lag_s)
     await link.ask(b"CONFIG", b"SET", b"busy-reply-threshold", b"1")
-    script = b"repeat until redis.call('GET', KEYS[1])"
-    other = Link(own_redis.url)
+    other = Link(redis.url)
     other.start()
     await other.wait_up()
-    other.call(b"EVAL", script, 1, b"never")
+    other.call(b"EVAL", b"repeat until redis.call('GET', KEYS[1])", 1, b"never")
     await wait_until(lambda: link.errors)
     await link.ask(b"SCRIPT", b"KILL")
-    sent = canary.sent
-    await wait_until(lambda: canary.sent >= sent + 4)
-    await wait_until(lambda: not canary.broken)
-    assert (canary.missed, link.reconnects) == (0, 0)
-    canary.close()
+    number = canary.sent
+    await wait_until(lambda: canary.sent >= number + 4)
+    assert (canary.missed, canary.broken, link.reconnects) == (0, False, 0)
     await other.close()
-    await link.close()

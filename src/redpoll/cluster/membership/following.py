@@ -38,7 +38,7 @@ class Following:
         # all apps, because `redpoll apply` may change thousands at once.
         self._present: dict[str, App] = {}
         self._next: dict[str, App] = {}
-        self._cursor: Cursor[LocalChannel] | None = None
+        self._cursor: Cursor[LocalChannel] = Cursor(())
 
     def changed(self, old: App, new: App) -> None:
         """An app's record changed: its channels follow, slice by slice."""
@@ -64,7 +64,7 @@ class Following:
 
     def _step(self) -> bool:
         # False: all channels follow the records of their apps.
-        if self._cursor is None or not self._present:
+        if not self._present:
             if not self._next:
                 return False
             self._present, self._next = self._next, {}
@@ -78,6 +78,5 @@ class Following:
                     self._channels.mark_dirty(local_channel)
                 report(self._events.settings_changed, local_channel)
         if self._cursor.done:
-            self._cursor = None
             self._present.clear()
         return bool(self._present or self._next)

@@ -41,8 +41,6 @@ T = TypeVar("T")
 _CONNECTED_WITHIN_S: Final = 5.0
 _READ_MAP_EVERY_S: Final = 1.0
 _MAX_DELAY_S: Final = 0.2
-# Beats and reads of the beats show only whether the connection to the master of shard 0 works, so each link watches its
-# own. Looks are 1 s apart.
 # While a slot moves, its keys are in two nodes. The same call succeeds when the move is over.
 _MOVING: Final = ("ASK ", "TRYAGAIN")
 _REPEAT_AFTER_S: Final = 0.05

@@ -91,8 +91,8 @@ class Link:
     In a Redis Cluster, `kept_shards` says in both what doesn't concern: calls for these shards go on while the link is
     down, and their subscriptions stay. `on_down` is called again when some of them are lost before the link is up.
 
-    `max_unanswered_looks`: the connection is replaced after as many looks at its server without an answer. Looks are
-    counted, not seconds, so a stall of this process is one look.
+    `max_unanswered_looks`: the connection is replaced after as many looks at its server without an answer, because the
+    link's owner may ask nothing for long. Looks are counted, not seconds: a stall of this process is one look.
 
     `is_answered_last` is for links whose publishes are confirmed to others (RedisConnection.be_answered_last).
 

@@ -43,8 +43,11 @@ def result_of(
     due_from_s: float,
     retry_after_s: Sequence[float],
 ) -> Result:
-    """What an attempt means for its delivery: delivered, due again after the next pause, or a dead letter. A retry is
-    due by the clock of `due_from_s`."""
+    """What an attempt means for its delivery: delivered, due again after the next pause, or a dead letter.
+
+    `begun_s` and `now_s` are Unix seconds by the system clock, `due_from_s` those by which retries are due: they differ
+    until a change of the clock was followed.
+    """
     attempts = item.attempts + 1 - item.cycle_from
     if attempt.ok:
         state, at = "delivered", now_s

@@ -208,8 +208,7 @@ class Streams:
     async def drain(self, within_s: float) -> None:
         """End all streams and long polls, evenly over this time: their clients read on elsewhere. At most one drain
         runs; a new one replaces it."""
-        self.keep()
-        number = self._drains
+        self._drains = number = self._drains + 1
         self.pulls.drain()
         clock = asyncio.get_running_loop().time
         began = clock()
