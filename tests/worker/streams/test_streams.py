@@ -271,7 +271,8 @@ async def test_drain_ends_with_another_drain_and_when_it_is_taken_back(table):
     await asyncio.wait_for(first, 60)
     table.streams.keep()
     await asyncio.wait_for(second, 60)
-    assert not any(reader.ends for reader in readers)
+    # While they ran, each ended one reader per 0.1 s.
+    assert sum(not reader.ends for reader in readers) >= 10
 
 
 async def test_readers_of_a_cleared_channel_end_one_after_the_other(table, wait_until):
