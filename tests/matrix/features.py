@@ -1088,6 +1088,8 @@ async def _(cell: Cell) -> None:
         await publishes(cell, channel, range(5))
         client = await cell.connect(app, "anna")
         await client.subscribe(channel, "news")
+        # The last three are those of the moment when the server asks for them, just after the success frame.
+        await hears(client, channel, range(first, 5))
         await publishes(cell, channel, range(5, 7))
         await hears(client, channel, range(first, 7))
 
