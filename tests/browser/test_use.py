@@ -118,7 +118,7 @@ async def test_the_browser_checks_the_connection(life: Lively, context: BrowserC
     [
         ({"drops_upgrade": True}, "Upgrade", "doesn't forward the Upgrade header"),
         # Long enough for the steps before, in which the browser waits for the server.
-        ({"idle_s": 5.0}, "Idle", "closes connections that are idle for"),
+        ({"idle_s": 12.0}, "Idle", "closes connections that are idle for"),
     ],
 )
 async def test_the_browser_names_what_a_proxy_breaks(

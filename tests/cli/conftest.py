@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,16 @@ def background(server):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def wait_until_true():
+    """`wait_until_true(predicate)`: asks until it is true, for a minute."""
+
+    def wait(predicate) -> None:
+        deadline = time.monotonic() + 60
+        while not predicate():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    return wait

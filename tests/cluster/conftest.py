@@ -10,20 +10,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from cluster.links import deafen, hear, quick_link
+from cluster.links import be_patient, deafen, hear, quick_link
 from cluster.sums import counted
 from redpoll import _frame
-from redpoll.cluster.bus import Bus, ask_within
 from redpoll.cluster.directory import Directory
-from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.connection_limit import CONN
 from redpoll.cluster.membership.join import Join
 from redpoll.cluster.membership.registry import LocalChannel, Registry, Timings
-from redpoll.cluster.quota import Quota
-from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.keys import SHARDS, Keys
 from redpoll.cluster.redis.link import Link, LinkDown
-from redpoll.cluster.shared_rate import SharedRate
 from redpoll.cluster.survey import Answerers
 from redpoll.protocol.apps import App
 
@@ -56,13 +51,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def _patient_with_redis(monkeypatch):
-    """Redis has a minute to confirm a call, on the slowest machine; a test of the limit passes `confirm_s`."""
-    for kind in (Bus, Idempotency, Quota, SharedRate):
-        monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
-    for kind in (Link, ClusterLink):
-        monkeypatch.setitem(kind.__init__.__kwdefaults__, "max_unanswered_looks", 60)
-    # Of what reads and clears histories and cached events.
-    monkeypatch.setattr(ask_within, "__defaults__", (60.0,))
+    be_patient(monkeypatch)
 
 
 @dataclass(eq=False)

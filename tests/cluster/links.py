@@ -3,10 +3,31 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from redpoll.cluster.bus import Bus, ask_within
+from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.membership.registry import LocalChannel, Registry
+from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.shared_rate import SharedRate
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis has a minute to answer, on the slowest machine. A test of the limit passes its own, or sets it with
+    `confirm_within`."""
+    for kind in (Bus, Idempotency, Quota, SharedRate):
+        monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
+    for kind in (Link, ClusterLink):
+        monkeypatch.setitem(kind.__init__.__kwdefaults__, "max_unanswered_looks", 60)
+    confirm_within(monkeypatch, 60.0)
+
+
+def confirm_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The limit of what reads and clears histories and cached events."""
+    monkeypatch.setattr(ask_within, "__defaults__", (seconds,))
 
 
 def quick_link(url: str) -> Link:

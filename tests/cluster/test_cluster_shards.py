@@ -25,11 +25,10 @@ MOVING, OTHER = 3, 5
 
 @pytest.fixture
 def cluster():
-    with redis_cluster() as cluster:
-        # A node that stops for a moment isn't replaced, and the others go on without one that is killed.
+    # A node that stops for a moment isn't replaced, and the others go on without one that is killed.
+    with redis_cluster(node_timeout_ms=60_000) as cluster:
         for node in cluster.nodes:
             with node.client() as client:
-                client.config_set("cluster-node-timeout", 60_000)
                 client.config_set("cluster-require-full-coverage", "no")
         yield cluster
 

@@ -58,7 +58,7 @@ async def test_message_to_a_worker_that_is_gone_does_not_arrive(link):
 
 
 async def test_worker_is_found_on_whichever_master_of_a_cluster_it_reads():
-    with redis_cluster(replicated=False) as cluster:
+    with redis_cluster(replicated=False, node_timeout_ms=60_000) as cluster:
         link = ClusterLink(cluster.url, connected_within_s=60.0)
         boxes = [mailbox(link, k)[0] for k in range(16)]
         up(link, *boxes)

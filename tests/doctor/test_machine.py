@@ -173,8 +173,7 @@ async def test_each_unsuitable_setting_of_redis_is_a_warning(own_redis):
     assert "client-output-buffer-limit" in found[1].seen
 
 
-async def test_a_replica_fails_because_serve_does_not_connect_to_it(own_redis, monkeypatch):
-    monkeypatch.setattr(machine, "_REDIS_TIMEOUT_S", 1.0)
+async def test_a_replica_fails_because_serve_does_not_connect_to_it(own_redis):
     with reserved_ports(1) as (port,):
         await configured(own_redis, "REPLICAOF", "127.0.0.1", str(port))
         (finding,) = await machine.redis_server(settings(redis_url=own_redis.url))

@@ -41,7 +41,7 @@ async def test_good_server_keeps_its_deliveries(server):
 
 async def test_proxy_that_ends_waiting_requests_is_named(server):
     # Long enough that a slow machine makes no such pause in the other steps.
-    async with BrokenProxy(server.port, idle_s=5) as proxy:
+    async with BrokenProxy(server.port, idle_s=12) as proxy:
         found = await examine(parse(server.pusher_url)._replace(port=proxy.port), 30)
     assert found.verdict is Verdict.FAILED
     assert "waits ended" in found.seen

@@ -27,6 +27,8 @@ from helpers.wire import Frame, Socket, UpgradeRefused, connect_patiently, signe
 ADDED, REMOVED = "pusher_internal:member_added", "pusher_internal:member_removed"
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 _ROOM_SIZE = 10
+# How long a node gets nothing more after it failed.
+_AVOIDED_S = 0.3
 
 
 class _Frames(list[Frame]):
@@ -133,6 +135,8 @@ class Crowd:
         self.clients = [Client(self, number) for number in range(clients)]
         self._pause_s = 1 / per_s
         self._avoided: dict[Server, float] = {}
+        # Of publishers alone: a node that refuses a publish may have room for clients.
+        self._refusing: dict[Server, float] = {}
         self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
         self._publishers: list[asyncio.Task[None]] = []
@@ -165,12 +169,14 @@ class Crowd:
     def choose(self) -> Server | None:
         """The node with the fewest clients, of those that admitted clients lately."""
         now = time.monotonic()
+        return self._emptiest([node for node in self.nodes if self._avoided.get(node, 0.0) < now])
+
+    def _emptiest(self, nodes: list[Server]) -> Server | None:
         held = self.per_node()
-        open_nodes = [node for node in self.nodes if self._avoided.get(node, 0.0) < now]
-        return min(open_nodes, key=lambda node: held[node], default=None)
+        return min(nodes, key=lambda node: held[node], default=None)
 
     def avoid(self, node: Server) -> None:
-        self._avoided[node] = time.monotonic() + 0.3
+        self._avoided[node] = time.monotonic() + _AVOIDED_S
 
     def per_node(self) -> Counter[Server]:
         return Counter(client.node for client in self.clients if client.node is not None)
@@ -201,7 +207,10 @@ class Crowd:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _accepted(self, session: aiohttp.ClientSession, body: bytes) -> bool:
-        node = self.choose() or self.nodes[0]
+        now = time.monotonic()
+        avoided = [self._avoided, self._refusing]
+        open_nodes = [node for node in self.nodes if all(until.get(node, 0.0) < now for until in avoided)]
+        node = self._emptiest(open_nodes) or self.nodes[0]
         target = signed_path(node, "POST", f"/apps/{node.app_id}/events", body)
         try:
             async with session.post(f"{node.public_url}{target}", data=body) as answer:
@@ -211,7 +220,7 @@ class Crowd:
                     return True
         except (aiohttp.ClientError, TimeoutError, OSError):
             pass
-        self.avoid(node)
+        self._refusing[node] = time.monotonic() + _AVOIDED_S
         return False
 
     # -- what must hold

@@ -33,7 +33,7 @@ from helpers.sentinel import RedisPair, redis_pair
 from helpers.server import APP_ID, Server, processes
 from helpers.walk import WEBHOOKS, command
 from helpers.wire import Api, Socket, signed_path
-from redpoll.ipc.command_socket import ask, socket_path
+from redpoll.ipc.command_socket import CommandError, ask, socket_path
 
 CHANNEL, ROOM = "everywhere", "presence-everywhere"
 NAMES = ("one", "two", "three")
@@ -169,7 +169,7 @@ class World:
 
     async def rows(self, node: int) -> list[dict[str, Any]]:
         """`redpoll node list` of the nodes that are alive, as this node knows them."""
-        listed = await asyncio.to_thread(ask, socket_path(self.nodes[node].folder / "data"), "node list", {}, 5.0)
+        listed = await asyncio.to_thread(ask, socket_path(self.nodes[node].folder / "data"), "node list", {}, 60.0)
         return [row for row in listed if row["alive"]]
 
     async def leaders(self, node: int) -> list[str]:
@@ -246,7 +246,7 @@ async def until(holds: Callable[[], Awaitable[object]], within_s: float, what: s
     """Asks until the answer is true. Errors of a server that isn't ready count as "not yet"."""
     deadline = time.monotonic() + within_s
     while True:
-        with contextlib.suppress(OSError, RuntimeError, TimeoutError, KeyError, aiohttp.ClientError):
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError, KeyError, CommandError, aiohttp.ClientError):
             if await holds():
                 return
         if time.monotonic() > deadline:
@@ -498,7 +498,7 @@ async def _compare(load: _Load, outcome: Outcome, since: float, healed_at: float
             if at in dead or socket.lost:
                 continue
             with contextlib.suppress(TimeoutError):
-                await socket.until(lambda: wanted <= _received(socket).keys() or socket.lost, 5.0)  # noqa: B023
+                await socket.until(lambda: wanted <= _received(socket).keys() or socket.lost, 60.0)  # noqa: B023
             received = _received(socket)
             lost = [one for one in late if one.id not in received]
             if lost and not socket.lost:

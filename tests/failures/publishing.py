@@ -14,8 +14,18 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from helpers.lengths import is_long
 from helpers.server import Server
 from helpers.wire import Socket, signed_path
+
+# A publish is given up with 503 when Redis or control is late by this time, a little less than 2 s.
+_GIVEN_UP_S = 1.8
+
+
+def is_right(status: int, took_s: float) -> bool:
+    """Whether a publish that nothing should refuse was answered with 200. In CI, where other work shares the machine,
+    it may also be given up; a refusal at once is wrong."""
+    return status == 200 or (not is_long() and status == 503 and took_s >= _GIVEN_UP_S)
 
 
 async def publish_number(server: Server, session: aiohttp.ClientSession, channel: str, number: int) -> bool:

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from failures.publishing import Publisher, check, delivery_is_back, numbers
+from helpers.lengths import is_long
 from helpers.sentinel import RedisCluster, RedisNode, redis_cluster
 from helpers.server import APP_ID, Server
 from helpers.walk import ADDED, REMOVED, WEBHOOKS, walk
@@ -26,7 +27,7 @@ HEADING = "A Redis master fails"
 
 @pytest.fixture(scope="module")
 def cluster():
-    with redis_cluster() as cluster:
+    with redis_cluster(node_timeout_ms=1000 if is_long() else 5000) as cluster:
         yield cluster
 
 

@@ -78,11 +78,18 @@ async def revoked_error(socket: Socket, channel: str) -> None:
     assert "access was revoked" in frame["data"]
 
 
-async def revoke(node: Server, **body: str) -> dict:
+async def ended_at_most(api: Api, count: int, path: str, body: dict[str, str]) -> None:
+    """Ends this many subscriptions. A worker that answers later than the 2 s of a survey ends its own, uncounted; that
+    they end, the clients show."""
+    status, answer = await api.ask("POST", path, body)
+    assert status == 200, answer
+    assert answer["unsubscribed"] <= count
+
+
+async def revoke_one(node: Server, **body: str) -> None:
+    """Takes a grant back by which one subscription was made."""
     async with Api(node) as api:
-        status, revoked = await api.ask("POST", "/grants/revoke", body)
-    assert status == 200, revoked
-    return revoked
+        await ended_at_most(api, 1, "/grants/revoke", body)
 
 
 async def test_a_revocation_ends_the_subscription_on_another_node_also_without_postgres_and_after_redis_lost_its_data(
@@ -97,7 +104,7 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
         assert (await answer(socket, f"private-a-{jti}", auths[jti]))["event"] == SUCCEEDED
 
     began = time.monotonic()
-    assert (await revoke(one, jti="first"))["unsubscribed"] == 1
+    await revoke_one(one, jti="first")
     await revoked_error(sockets["first"], "private-a-first")
     figures.note(HEADING, "asked on one node, ended on the other", time.monotonic() - began, "s", "below 1")
     again = await answer(sockets["first"], "private-a-other", auths["first"])
@@ -105,7 +112,7 @@ async def test_a_revocation_ends_the_subscription_on_another_node_also_without_p
 
     own_postgres.kill()
     began = time.monotonic()
-    assert (await revoke(one, sub="user second"))["unsubscribed"] == 1
+    await revoke_one(one, sub="user second")
     await revoked_error(sockets["second"], "private-a-second")
     figures.note(HEADING, "the same while PostgreSQL is away", time.monotonic() - began, "s", "below 1")
 
@@ -150,7 +157,7 @@ async def test_a_user_is_removed_from_one_channel_on_all_nodes_and_needs_a_new_s
     await other.next("pusher_internal:member_added", "presence-room")
     async with Api(one) as api:
         path = "/channels/presence-room/unsubscribe"
-        assert await api.ask("POST", path, {"user_id": "ben"}) == (200, {"unsubscribed": 1})
+        await ended_at_most(api, 1, path, {"user_id": "ben"})
         await revoked_error(member, "presence-room")
         await other.next("pusher_internal:member_removed", "presence-room")
         assert await api.users("presence-room") == ["anna"]
@@ -162,7 +169,7 @@ async def test_a_user_is_removed_from_one_channel_on_all_nodes_and_needs_a_new_s
         await revoked_error(member, "presence-room")
         # Its other channel and the connection stay.
         path = "/channels/private-mine/unsubscribe"
-        assert await api.ask("POST", path, {"socket_id": member.socket_id}) == (200, {"unsubscribed": 1})
+        await ended_at_most(api, 1, path, {"socket_id": member.socket_id})
         await revoked_error(member, "private-mine")
         await member.ping()
     # A signature for another connection is a new one.
@@ -185,12 +192,12 @@ async def test_a_reader_over_http_ends_when_another_node_takes_its_grant_back(no
             anna.stream("kept-a", headers=EVENTS) as first,
             ben.stream("private-kept-a", headers=EVENTS) as second,
         ):
-            assert (await revoke(one, jti="read"))["unsubscribed"] == 1
+            await revoke_one(one, jti="read")
             (last,) = await first.rest()
             assert (last.name, last.json["error"]) == ("pusher:error", "access was revoked")
             async with Api(one) as api:
                 path = "/channels/private-kept-a/unsubscribe"
-                assert await api.ask("POST", path, {"user_id": "ben"}) == (200, {"unsubscribed": 1})
+                await ended_at_most(api, 1, path, {"user_id": "ben"})
             assert [event.name for event in await second.rest()] == ["pusher:error"]
         for reading in (anna, ben):
             assert (await reading.ask("private-kept-a")).status == 401

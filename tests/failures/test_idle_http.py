@@ -5,7 +5,7 @@ import contextlib
 import json
 import resource
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from helpers.server import Server
@@ -35,14 +35,23 @@ class Idle(asyncio.Protocol):
         self.lost = True
 
 
+@contextlib.contextmanager
+def as_many_files_as_allowed() -> Iterator[None]:
+    """In this process, and in no test after this one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 async def test_idle_http_connections_take_nothing_from_the_api_the_dashboard_or_redis(
     size: Callable[[int, int], int], figures: Any
 ) -> None:
     """Under a limit of as many descriptors as connections come, for every process of the server."""
     limit = size(600, 20_000)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Server(workers=1, files=(limit, limit)) as server:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with Server(workers=1, files=(limit, limit)) as server, as_many_files_as_allowed():
         held: list[Idle] = []
         loop = asyncio.get_running_loop()
         source = 0

@@ -128,14 +128,13 @@ async def running(*parts: Client | Publisher) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         yield
-        # What failed by itself.
-        for task in tasks:
-            if task.done():
-                task.result()
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            # What failed by itself: the cause, also where the test has waited in vain for what it didn't do.
+            if isinstance(end, Exception):
+                raise end
 
 
 async def test_readers_get_each_message_once_while_workers_and_redis_are_killed(

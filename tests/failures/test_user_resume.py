@@ -24,7 +24,7 @@ def server() -> Iterator[Server]:
     """Two workers on an embedded Redis, whose app has user resume and stores the messages of the channel."""
     with Server(workers=2) as running:
         for words in (
-            ("app", "set", running.app_id, "user_resume_s=600"),
+            ("app", "set", running.app_id, "user_resume_s=600", "idempotency=true"),
             ("history", "rule", "add", running.app_id, "--channel", CHANNEL, "--keep", "1000", "--seconds", "600"),
         ):
             result = CliRunner().invoke(main, [*words, "--data-dir", str(running.folder / "data")])

@@ -284,7 +284,7 @@ async def test_a_short_absence_is_not_announced_and_a_long_one_once(wait_until: 
     """A page reload."""
     async with receiving() as receiver:
         # A short absence is much shorter than the debounce, however slow the machine is.
-        with Server(workers=2, **INTRANET | {"webhook_debounce_s": 4}) as server:
+        with Server(workers=2, **INTRANET | {"webhook_debounce_s": 15}) as server:
             made = await asyncio.to_thread(command, server, "webhook", "create", server.app_id, receiver.url)
             receiver.secret = made["secret"]
 

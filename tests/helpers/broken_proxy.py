@@ -39,18 +39,25 @@ class BrokenProxy:
             if self.collects and self.collects in head:
                 writer.write(await up_reader.read())
                 return
-            ways = [asyncio.ensure_future(self._pump(*way)) for way in ((reader, up_writer), (up_reader, writer))]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
-            up_writer.close()
-        except (asyncio.IncompleteReadError, OSError):
+            # Bytes in either direction are life.
+            async with asyncio.timeout(self.idle_s) as idle:
+                ways = (reader, up_writer), (up_reader, writer)
+                pumps = [asyncio.ensure_future(self._pump(*way, idle)) for way in ways]
+                try:
+                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for pump in pumps:
+                        pump.cancel()
+                    up_writer.close()
+        except (asyncio.IncompleteReadError, OSError, TimeoutError):
             pass
         finally:
             writer.close()
 
-    async def _pump(self, reader, writer):
-        with contextlib.suppress(OSError, TimeoutError):
-            while data := await asyncio.wait_for(reader.read(65_536), self.idle_s):
+    async def _pump(self, reader, writer, idle):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                if self.idle_s is not None:
+                    idle.reschedule(asyncio.get_running_loop().time() + self.idle_s)
                 writer.write(data)
                 await writer.drain()

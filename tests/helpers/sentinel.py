@@ -345,8 +345,10 @@ def _owns(client: redis_py.Redis, slot: int) -> bool:
 
 
 @contextmanager
-def redis_cluster(masters: int = 3, *, replicated: bool = True, node_timeout_ms: int = 1000) -> Iterator[RedisCluster]:
-    """A running RedisCluster."""
+def redis_cluster(
+    masters: int = 3, *, replicated: bool = True, node_timeout_ms: int = 60_000
+) -> Iterator[RedisCluster]:
+    """A running RedisCluster. By default no node fails that the machine stops for a moment."""
     nodes = 2 * masters if replicated else masters
     with _folder() as folder, reserved_ports(2 * nodes) as ports:
         cluster = RedisCluster(folder, ports, masters, node_timeout_ms)

@@ -91,6 +91,7 @@ SUPERVISOR = """
 import os, sys
 from redpoll.text import logs
 from redpoll.host import serve, supervisor
+from redpoll.host.child import Child
 from redpoll.config.config import load
 
 folder = sys.argv[1]
@@ -98,6 +99,9 @@ def command_of(role, number, fd):
     place = role if role == "control" else f"{role}{number}"
     return [sys.executable, f"{folder}/stand_in.py", folder, place, str(fd)]
 supervisor._PING_EVERY_S = float(os.environ.get("PING_EVERY_S", "1"))
+# The only child that is pinged, if not all: with quick pings, others that a slow machine holds up would be killed too.
+pinged, ping = os.environ.get("PINGED"), Child.ping
+Child.ping = lambda child: ping(child) if pinged in (None, child.name) else 0
 file = f"{folder}/redpoll.toml"
 def reread():
     flags = dict(word.split("=", 1) for word in sys.argv[2:])

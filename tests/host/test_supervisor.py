@@ -1,6 +1,7 @@
 """The supervisor: restarts, the order of a stop, reloads, and what it tells its children."""
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -29,8 +30,8 @@ from redpoll.ipc.messages import (
 
 
 async def test_child_that_hangs_is_killed_and_only_then_reported_dead(tree, wait_until):
-    # It hangs for four and a half seconds, which no healthy child does on a slow machine.
-    tree.start(workers=2, environment={"PING_EVERY_S": "0.15"})
+    # It hangs for four and a half seconds.
+    tree.start(workers=2, environment={"PING_EVERY_S": "0.15", "PINGED": "worker 1"})
     await wait_until(lambda: tree.is_ready)
     hung = tree.pids("worker1")[0]
     os.kill(hung, signal.SIGSTOP)
@@ -146,13 +147,14 @@ async def test_worker_that_does_not_end_is_killed_after_the_grace_period(tree, w
 
 async def test_worker_that_hangs_at_its_start_is_killed_and_started_again(tree, wait_until):
     tree.does("worker1", "hang")
-    # 18 s, in which the healthy one starts on a slow machine.
-    tree.start(workers=2, environment={"PING_EVERY_S": "0.3"})
+    # 18 s, in which its successor starts on a slow machine.
+    tree.start(workers=2, environment={"PING_EVERY_S": "0.3", "PINGED": "worker 1"})
     await wait_until(lambda: tree.is_ready)
     assert 'child killed, it does not start child="worker 1" unanswered_pings=60' in tree.err
     assert [note["k"] for note in tree.notes("worker1") if "k" in note] == [3]
     assert len(tree.pids("worker0")) == 1
-    assert tree.lists()[-1] == said(LivingWorkers([1, 3], 3))
+    # Control may read it after the worker is ready.
+    await wait_until(lambda: tree.lists()[-1:] == [said(LivingWorkers([1, 3], 3))])
 
 
 async def test_first_ctrl_c_stops_in_order_and_the_second_kills(tree, wait_until):
@@ -212,8 +214,9 @@ async def test_after_the_start_children_are_always_restarted(tree, wait_until):
         os.kill(tree.pids("worker0")[-1], signal.SIGKILL)
     assert tree.err.count("child ended") <= 6
     pauses = [float(part.split()[0]) for part in tree.err.split("restart_in_s=")[1:]]
-    assert pauses == sorted(pauses)
     assert pauses[0] == 0.1
+    # A child that lived for ten seconds, as on a slow machine, begins again at the first pause.
+    assert all(later >= earlier or later == 0.1 for earlier, later in itertools.pairwise(pauses))
     assert tree.stop() == 0
 
 

@@ -74,10 +74,12 @@ Call = Callable[..., Awaitable[Any]]
 
 @pytest.fixture(params=["Publisher", "AsyncPublisher"])
 def opened(request):
-    """`async with opened(url=…) as call: await call("trigger", …)`, for each of the publishers."""
+    """`async with opened(url=…) as call: await call("trigger", …)`, for each of the publishers. Without a `timeout`,
+    they wait as long as a busy machine needs."""
 
     @asynccontextmanager
     async def opened(**options: Any) -> AsyncIterator[Call]:
+        options.setdefault("timeout", 60)
         if request.param == "Publisher":
             with Publisher(**options) as publisher:
                 yield lambda method, *args, **more: asyncio.to_thread(getattr(publisher, method), *args, **more)

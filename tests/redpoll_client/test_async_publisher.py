@@ -9,9 +9,15 @@ from helpers.answering import CUT, SILENCE, Answering, reply
 from redpoll_client import AsyncPublisher, Unconfirmed, async_publisher
 
 
-async def test_many_tasks_share_the_pool():
+@pytest.fixture
+def no_idle_limit(monkeypatch):
+    """Connections are used again, however long the machine pauses between two requests."""
+    monkeypatch.setattr(async_publisher, "IDLE_S", 600.0)
+
+
+async def test_many_tasks_share_the_pool(no_idle_limit):
     with Answering(reply(200)) as server:
-        async with AsyncPublisher(url=server.url, connections=4) as publisher:
+        async with AsyncPublisher(url=server.url, timeout=60, connections=4) as publisher:
             await asyncio.gather(*(publisher.trigger("a", "e", number) for number in range(100)))
         assert server.connections <= 4
         assert len({asked.json["correlation_id"] for asked in server.asked}) == 100
@@ -65,7 +71,7 @@ async def test_answers_of_every_form(way):
         assert [asked.json["data"] for asked in server.asked] == ["0", "1", "2", "", ""]
 
 
-async def test_large_requests_and_small_ones_share_the_pool():
+async def test_large_requests_and_small_ones_share_the_pool(no_idle_limit):
     with Answering(reply(200)) as server:
         async with AsyncPublisher(url=server.url, connections=1, max_data_bytes=200_000) as publisher:
             for data in ("", "x" * 200_000, ""):

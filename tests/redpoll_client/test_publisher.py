@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import pickle
-import socket
 import ssl
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from helpers import certs
 from helpers.answering import CUT, HALF, SILENCE, Answering, Trickle, reply
+from helpers.ports import reserved_ports
 from helpers.wire import Socket, eventually
 from redpoll_client import (
     BadRequest,
@@ -172,41 +172,45 @@ async def test_connections_of_every_user_who_can_sign_in_are_terminated(server, 
 
 
 async def test_server_away_is_unreachable(opened):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    async with opened(url=f"http://key:secret@127.0.0.1:{port}/apps/1", attempts=2) as call:
-        with pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
-            await call("trigger", "a", "e", "")
+    with reserved_ports(1) as (port,):
+        async with opened(url=f"http://key:secret@127.0.0.1:{port}/apps/1", attempts=2) as call:
+            with pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
+                await call("trigger", "a", "e", "")
 
 
 @pytest.mark.parametrize("answer", [CUT, HALF, SILENCE, HTML], ids=["cut", "half", "silence", "html"])
 async def test_a_publish_without_an_answer_is_sent_once(opened, answer):
     with Answering(answer) as bad:
-        async with opened(url=bad.url, timeout=0.5 if answer == SILENCE else 60) as call:
+        async with opened(url=bad.url, timeout=5 if answer == SILENCE else 60) as call:
             with pytest.raises(Unconfirmed) as caught:
                 await call("trigger", "a", "e", "", correlation_id="order-7")
             assert caught.value.correlation_id == "order-7"
+            await asyncio.to_thread(bad.came.wait, 60)
             assert [asked.json["correlation_id"] for asked in bad.asked] == ["order-7"]
             if answer == HTML:
                 assert "502: HTML page: Bad gateway nginx" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "start",
-    [b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],
-    ids=["head", "body", "body without a length"],
-)
-async def test_an_answer_that_comes_byte_by_byte_ends_with_the_call(opened, start):
-    with Answering(Trickle(start)) as bad:
-        # Each byte comes in time; the whole answer doesn't. Nor is there time for a repeat.
-        async with opened(url=bad.url, timeout=60, total_timeout=0.5, idempotency=True) as call:
-            with pytest.raises(Unconfirmed):
-                await call("trigger", "a", "e", "")
-    assert len(bad.asked) == 1
+async def test_an_answer_that_comes_byte_by_byte_ends_with_the_call(opened):
+    async def ends(where: str, start: bytes) -> None:
+        with Answering(Trickle(start)) as bad:
+            # Each byte comes in time; the whole answer doesn't. Nor is there time for a repeat.
+            async with opened(url=bad.url, timeout=60, total_timeout=5, idempotency=True) as call:
+                assert isinstance(await caught(call("trigger", "a", "e", "")), Unconfirmed), where
+            await asyncio.to_thread(bad.came.wait, 60)
+        assert len(bad.asked) == 1, where
+
+    start = b"HTTP/1.1 200 OK\r\n"
+    # At once, because each takes the whole time of its call.
+    await asyncio.gather(
+        ends("in the head", start + b"X-Head: "),
+        ends("in the body", start + b"Content-Length: 100000\r\n\r\n"),
+        ends("in a body without a length", start + b"\r\n"),
+    )
 
 
 async def test_a_call_ends_while_all_connections_are_busy(opened):
-    options = {"timeout": 60, "total_timeout": 1, "connections": 1}
+    options = {"timeout": 60, "total_timeout": 5, "connections": 1}
     with Answering(SILENCE) as bad:
         async with opened(url=bad.url, **options) as call, asyncio.TaskGroup() as group:
             first = group.create_task(caught(call("trigger", "a", "e", "")))
@@ -387,7 +391,9 @@ async def test_a_handshake_that_the_server_cuts_is_tried_again(opened, tmp_path)
         assert len(server.asked) == 1
 
 
-async def test_connections_are_used_again(opened):
+async def test_connections_are_used_again(opened, monkeypatch):
+    for module in ("publisher", "async_publisher"):
+        monkeypatch.setattr(f"redpoll_client.{module}.IDLE_S", 600.0)
     with Answering(reply(200)) as server:
         async with opened(url=server.url) as call:
             for _ in range(3):

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import WSCloseCode, web
 
+from helpers.ports import reserved_ports
 from helpers.proxy import Proxy
 from redpoll_client import (
     AsyncPublisher,
@@ -305,8 +306,8 @@ async def test_what_is_no_pusher_server_is_named():
             with pytest.raises(ProtocolError, match=f"answered with {status}"):
                 async with Subscriber(url=wrong):
                     pass
-    with pytest.raises(Unreachable):
-        async with Subscriber(url=url, timeout=0.2):
+    with reserved_ports(1) as (port,), pytest.raises(Unreachable):
+        async with Subscriber(url=f"http://key:secret@127.0.0.1:{port}/apps/1", timeout=0.2):
             pass
 
 

@@ -18,6 +18,7 @@ def publisher(server: FakeServer) -> pusher.Pusher:
         host=server.host,
         port=server.port,
         ssl=False,
+        timeout=60,
     )
 
 

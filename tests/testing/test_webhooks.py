@@ -35,7 +35,7 @@ async def test_the_official_library_accepts_the_signature(server):
     assert headers["X-Service-Signature"] == digest(server.app_secret, hook.body.decode())
 
 
-async def test_leaves_wait_3_s_for_a_return():
+async def test_leaves_wait_3_s_for_a_return(still_time):
     with FakeServer(webhooks="service") as server:
         client = await Socket.connect(server)
         await client.subscribe("presence-a", "1")

@@ -192,6 +192,8 @@ class Twins:
         self.sides = (fake, real)
         self._server = server
         self._random = random.Random(seed)
+        # The fake's clients.
+        self._refused: set[Socket] = set()
 
     async def run(self, length: int) -> None:
         for number in range(length):
@@ -207,8 +209,7 @@ class Twins:
         client = fake.clients[step.who]
         if client is None or client.lost:
             step = step._replace(kind="connect")
-        elif step.kind == "client event" and client.socket_id not in self._server.subscribers(step.channel):
-            # One refusal of a connection a second is answered, whichever it is.
+        elif step.kind == "client event" and not self._is_answered_by_both(step, client):
             return
         elif step.kind == "ask":
             await self._agree(step, asks=True)
@@ -219,6 +220,17 @@ class Twins:
         # Now the fake's answers are complete; the other server's are waited for.
         await fake.settle()
         await self._agree(step)
+
+    def _is_answered_by_both(self, step: Step, client: Socket) -> bool:
+        """Refusals of a connection are answered once a second, which each side measures by its own clock: only the
+        first one is sent."""
+        if client.socket_id not in self._server.subscribers(step.channel):
+            return False
+        if step.channel.startswith(("private-", "presence-")):
+            return True
+        is_first = client not in self._refused
+        self._refused.add(client)
+        return is_first
 
     async def _agree(self, step: Step, asks: bool = False) -> None:
         """Waits until both sides have the same: Redis takes a moment."""

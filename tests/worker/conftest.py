@@ -13,6 +13,7 @@ import pytest
 import redis.asyncio
 import websockets
 
+from cluster.links import be_patient
 from helpers.bus_publishing import publish_all
 from helpers.fallback_wire import FallbackSocket
 from redpoll.cluster.bus import Bus
@@ -30,11 +31,24 @@ APP = App(id="1", name="test", keys=(Key(key="278d425bdf160c739803", secret="7ad
 
 OTHER = App(id="2", name="other", keys=(Key(key="aaaabbbbccccddddeeee", secret="ffff0000ffff0000ffff"),))
 
+# What a worker gives up when Redis or this process stalls, it doesn't give up on the slowest machine.
+PATIENT = Timings(unanswered_s=60.0)
+
 
 def sign(app: App, text: str) -> str:
     """`auth` of a subscribe: KEY:HEX (protocol/README.md "Authentication of channels")."""
     key = app.keys[0]
     return f"{key.key}:{hmac.new(key.secret.encode(), text.encode(), hashlib.sha256).hexdigest()}"
+
+
+@pytest.fixture(autouse=True)
+def _patient_with_redis():
+    # Not the fixture `monkeypatch`: what tests patch with that is to be undone before their workers end.
+    with pytest.MonkeyPatch.context() as patches:
+        be_patient(patches)
+        # And a worker to answer for a session's.
+        patches.setattr("redpoll.worker.fallback.relay._ANSWER_S", 60.0)
+        yield
 
 
 @dataclass
@@ -148,7 +162,7 @@ class Bench:
         for worker in self.workers:
             await self.settled(worker, lambda worker=worker: worker.directory.by_id["1"] == self.app)
 
-    async def start(self, *, shard_key: str | None = "", timings: Timings | None = None, **settings) -> Worker:
+    async def start(self, *, shard_key: str | None = "", timings: Timings = PATIENT, **settings) -> Worker:
         """`shard_key` None: the supervisor doesn't know it yet, and the test sends it."""
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         ours, theirs = socket.socketpair()
@@ -184,6 +198,8 @@ class Bench:
         if task.done():
             task.result()
         assert ready.done()
+        # It would take the silence of the supervisor, which is not here, for its end.
+        worker.aside.stop()
         return worker
 
     async def settled(self, worker: Worker, predicate) -> None:
@@ -230,8 +246,7 @@ async def _bench(redis, tmp_path, stack: contextlib.AsyncExitStack) -> Bench:
     await link.wait_up()
     stack.push_async_callback(link.close)
     made = Bench(redis, tmp_path, stack)
-    # Redis has a minute to confirm a call, on the slowest machine.
-    made.bus = Bus(link, Keys(), confirm_s=60.0)
+    made.bus = Bus(link, Keys())
     made.directory = DirectoryWriter(link, Keys())
     made.version = 1
     await made.directory.fill([APP, OTHER], 1)

@@ -273,7 +273,7 @@ async function otherName() {
     assert.ok(text === "" || text === `text of ${name.at(-1)}`, `${name} shows ${text}`);
     assert.ok(channel === null || channel === name, `${name} has ${channel}`);
   }
-  assert.equal(await subscribers("raw-name-a"), 0);
+  await until(async () => (await subscribers("raw-name-a")) === 0);
   await component.show(both(null));
   assert.deepEqual(component.now(), { name: null, text: "", state: "loading", status: "subscribing", channel: null });
   await until(async () => (await subscribers("raw-name-b")) === 0);

@@ -262,8 +262,10 @@ async def test_redis_killed_under_churn_loses_no_member(own_redis, start_worker,
 
 
 async def test_connection_to_a_hanging_redis_is_dropped_and_replaced(own_redis, start_worker, wait_until):
-    worker = await start_worker(server=own_redis, unanswered_s=0.5)
+    worker = await start_worker(server=own_redis, unanswered_s=0.5, away_s=0.25)
+    worker.directory.complete = True
     socket = await worker.attach(ROOM, "u")
+    await wait_until(lambda: worker.registry.ready)
     own_redis.pause()
     try:
         waiting = worker.join(ROOM, "v")

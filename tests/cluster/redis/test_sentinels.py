@@ -11,11 +11,13 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.sentinels import Sentinels
 from redpoll.config.redis_url import RedisUrl
 
+# A server that stops for a moment isn't replaced. Tests of a fail-over shorten the time until it has begun.
+PATIENT_MS, QUICK_MS = 60_000, 500
+
 
 @pytest.fixture(scope="module")
 def service():
-    # A server that stops for a moment isn't replaced. The test of a fail-over shortens the time.
-    with sentinel_service(down_after_ms=60_000) as service:
+    with sentinel_service(down_after_ms=PATIENT_MS) as service:
         yield service
 
 
@@ -168,11 +170,12 @@ async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_u
     first = service.master()
     link = await connected(service)
     await link.ask(b"SET", b"key", b"value")
-    await link.ask(b"WAIT", 1, 5000)
-    service.set_down_after(500)
+    assert await link.ask(b"WAIT", 1, 60_000) >= 1
+    service.set_down_after(QUICK_MS)
     # Nothing closes the connection. The first master will come back as a replica, but only after some seconds.
     first.signal(signal.SIGSTOP)
     await wait_until(lambda: link.reconnects == 1 and link.up)
+    service.set_down_after(PATIENT_MS)
     first.signal(signal.SIGCONT)
     assert await link.ask(b"GET", b"key") == b"value"
     assert await link.ask(b"SET", b"key", b"again") == b"OK"
@@ -182,11 +185,13 @@ async def test_link_leaves_a_master_that_hangs_for_its_successor(service, wait_u
 
 async def test_link_finds_the_master_by_sentinels_that_were_set_up_anew_after_a_fail_over(wait_until, monkeypatch):
     monkeypatch.setitem(Sentinels.__init__.__kwdefaults__, "agreed_for_s", 0.2)
-    with sentinel_service() as service:
+    with sentinel_service(down_after_ms=PATIENT_MS) as service:
         link = await connected(service)
         first = service.master()
+        service.set_down_after(QUICK_MS)
         first.kill()
         await wait_until(lambda: link.reconnects and link.up)
+        service.set_down_after(PATIENT_MS)
         second = service.master()
         # The Sentinels would need some seconds to make it a replica.
         await asyncio.to_thread(first.start)

@@ -52,7 +52,8 @@ async def test_nothing_is_written_beyond_what_a_client_reads_of_a_stream(bench):
         one.close()
 
 
-async def test_messages_wait_for_earlier_ones_of_the_page(bench):
+async def test_messages_wait_for_earlier_ones_of_the_page(bench, monkeypatch):
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)
     worker = await bench.start()
     client = await bench.fallback(worker)
     await client.subscribe("private-a")
@@ -70,6 +71,7 @@ async def test_messages_wait_for_earlier_ones_of_the_page(bench):
     await client.until("pusher_internal:subscription_succeeded")
     assert "private-a" in session.connection.session.channels
     # A gap that stays is waited for only a moment.
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 0.01)
     client.socket.path("xhr_send")
     await client.socket.send_raw(b'["{\\"event\\":\\"pusher:ping\\",\\"data\\":{}}"]')
     await client.until("pusher:pong")

@@ -46,8 +46,8 @@ async def test_a_client_of_a_full_app_is_closed_with_4004(bench):
 
 
 async def test_a_full_app_is_refused_with_4004_when_all_workers_live(bench):
-    """With the real times: the heartbeats of all other workers were seen, so their connections count."""
-    workers = [await bench.start(), await bench.start()]
+    """The heartbeats of all other workers are seen long before the client is given up."""
+    workers = [await bench.start(timings=Timings(max_admit_s=60.0)) for _ in range(2)]
     await bench.change(max_connections=1)
     await bench.client(workers[1])
     refused = await bench.open(workers[0])

@@ -48,6 +48,8 @@ async def test_while_redis_is_away_it_is_refused_with_4301(own_redis, bench_on):
 
 async def test_client_events_beyond_the_limit_are_4301_and_the_others_arrive(bench, monkeypatch):
     monkeypatch.setitem(DAILY_LIMITS, "free", 3)
+    # All of it is on one day.
+    monkeypatch.setitem(Quota.__init__.__kwdefaults__, "wall_clock", lambda: 1_700_000_000.0)
     worker = await bench.start(client_events_per_second=100)
     await bench.change(plan="free")
     sender, listener = await bench.client(worker), await bench.client(worker)

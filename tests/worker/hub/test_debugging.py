@@ -17,11 +17,17 @@ def lines(monkeypatch):
         yield logged
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """No line says that a subscribe waits, on the slowest machine."""
+    monkeypatch.setattr("redpoll.cluster.membership.join_queue._NOTED_S", 60.0)
+
+
 def phrases(lines):
     return [line["what"] for line in lines if line["event"] == "debug"]
 
 
-async def test_each_step_of_a_connection_of_the_app_has_a_line(bench, lines):
+async def test_each_step_of_a_connection_of_the_app_has_a_line(bench, lines, patient):
     worker = await bench.start()
     await bench.change(debug_until=time.time() + 60)
     client = await bench.client(worker)
@@ -57,7 +63,7 @@ async def test_each_step_of_a_connection_of_the_app_has_a_line(bench, lines):
     assert client.sign("private-a").partition(":")[2] not in json.dumps(lines)
 
 
-async def test_of_one_connection_only_its_lines_are_written(bench, lines):
+async def test_of_one_connection_only_its_lines_are_written(bench, lines, patient):
     worker = await bench.start()
     client, other = await bench.client(worker), await bench.client(worker)
     await bench.change(debug_until=time.time() + 60, debug_socket=client.socket_id)

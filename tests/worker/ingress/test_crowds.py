@@ -13,6 +13,7 @@ import pytest
 
 from redpoll._http import pack_answer
 from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, LAST
+from worker.ingress.edge import reset
 
 GET = b"GET /apps/1/channels HTTP/1.1\r\nHost: h\r\n\r\n"
 PART = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n1234"
@@ -104,7 +105,7 @@ async def test_requests_of_an_address_are_bounded_but_not_those_with_a_right_sig
     _, other = await open_from(worker, "127.0.0.2", GET)
     await wait_until(lambda: len(worker.gate.strangers) == 2)
     for each in (writer, other):
-        each.close()
+        reset(each)
     await wait_until(lambda: len(worker.gate.strangers) == 0)
 
 

@@ -11,6 +11,7 @@ from redpoll.http.connection import State
 from redpoll.http.messages import CLOSES, HEAD_ONLY, HTTP_1_0
 from redpoll.worker.ingress.control_link import ControlLink
 from redpoll.worker.ingress.http_requests import PublicConnection
+from worker.ingress.edge import reset
 
 KEY = "278d425bdf160c739803"
 GET = b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -462,10 +463,17 @@ async def test_a_body_announced_in_the_packet_of_the_request_before_is_asked_for
 
 
 async def test_an_idle_connection_is_closed_after_the_idle_timeout(open_wire, control):
-    wire = await open_wire(head_timeout_s=0.25)
-    wire.worker.gate.http.idle_timeout_s = 0.5
+    wire = await open_wire()
+    http = wire.worker.gate.http
+    http.idle_timeout_s = 30.0
     wire.send(GET % 1)
     await wire.next()
+    # 25 seconds, and no more than 35.
+    for _ in range(100):
+        wire.worker.janitor.advance()
+    assert http.connections
+    for _ in range(40):
+        wire.worker.janitor.advance()
     assert await wire.rest() == b""
 
 
@@ -499,7 +507,7 @@ async def test_a_client_that_left_gets_no_answer_and_leaves_nothing_behind(open_
     wire = await open_wire()
     wire.send(GET % 1)
     await wait_until(lambda: control.requests)
-    wire.writer.transport.abort()
+    reset(wire.writer)
     http = wire.worker.gate.http
     await wait_until(lambda: not http.connections)
     assert not http.link.awaited

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from cluster.links import confirm_within
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
 from redpoll.protocol.effects import AskHistory
@@ -168,12 +169,13 @@ async def test_requests_of_clients_that_close_or_leave_are_dropped(bench):
     assert worker.statistics.loop_exceptions_total == 0
 
 
-async def test_a_request_is_refused_while_redis_is_away(own_redis, bench_on):
+async def test_a_request_is_refused_while_redis_is_away(own_redis, bench_on, monkeypatch):
     bench = await bench_on(own_redis)
     worker = await bench.start()
     await bench.keep()
     client = await bench.client(worker)
     await client.subscribe("stored-a")
+    confirm_within(monkeypatch, 0.3)
     own_redis.pause()
     asking = asyncio.create_task(refusal(client))
     assert "not confirmed" in await asyncio.wait_for(asking, 60)

@@ -75,10 +75,21 @@ class Reader:
             if frame["event"] == "end":
                 self.done.set()
 
+    async def end(self) -> None:
+        """Wait for the last event. Raises what ended the reading before."""
+        done = asyncio.create_task(self.done.wait())
+        await asyncio.wait({done, self.reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            done.cancel()
+            self.reading.result()
+            pytest.fail("the connection ended before the last event")
+
     async def cut(self) -> None:
         """The connection is lost at any moment, and what was received until then counts."""
         self.reading.cancel()
-        await asyncio.gather(self.reading, return_exceptions=True)
+        (outcome,) = await asyncio.gather(self.reading, return_exceptions=True)
+        if outcome is not None and not isinstance(outcome, asyncio.CancelledError):
+            raise outcome
         self.client.socket.transport.abort()
         since = {"epoch": self.position["epoch"], "offset": ([self.position["offset"], *self.offsets])[-1]}
         self.may_read.set()
@@ -178,7 +189,7 @@ class Model:
         for reader in self.readers:
             reader.may_read.set()
         await self.bench.publish(CHANNEL, "end", "{}")
-        await asyncio.wait_for(asyncio.gather(*(reader.done.wait() for reader in self.readers)), 60)
+        await asyncio.wait_for(asyncio.gather(*(reader.end() for reader in self.readers)), 60)
 
     def check(self, reader: Reader) -> None:
         numbers = reader.numbers

@@ -1,6 +1,7 @@
 """Clients that read a channel over HTTP from a whole server."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import time
@@ -175,11 +176,18 @@ async def test_streams_end_when_the_history_is_cleared(reading, api, channel):
         assert await stream.rest() == []
 
 
+async def poll(reading, channel, offset):
+    """The answer to long polls; one that nothing comes for ends after 15 s, and another follows."""
+    while (answer := await reading.ask(channel, offset=offset, live="long-poll")).status == 204:
+        offset = answer.next
+    return answer
+
+
 async def test_long_poll_waits_for_the_next_message(reading, api, channel):
     await publish(api, channel, "1")
     assert (await reading.ask(channel, offset="-1", live="long-poll")).data == ["1"]
     end = (await reading.ask(channel)).next
-    polls = [asyncio.create_task(reading.ask(channel, offset=end, live="long-poll")) for _ in range(3)]
+    polls = [asyncio.create_task(poll(reading, channel, end)) for _ in range(3)]
     await publish(api, channel, "2")
     answers = await asyncio.gather(*polls)
     assert [answer.data for answer in answers] == [["2"]] * 3
@@ -318,8 +326,10 @@ async def test_token_in_the_query_is_never_logged(server, api, channel):
         assert (await stranger.ask("other", token=server.token)).status == 400
     assert server.token not in server.output()
     for path in (server.folder / "data").rglob("*"):
-        if path.is_file():
-            assert server.token.encode() not in path.read_bytes(), path
+        # Databases make files that last for a moment.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                assert server.token.encode() not in path.read_bytes(), path
 
 
 async def test_encrypted_channel_sends_its_ciphertext(reading, api):
@@ -508,12 +518,12 @@ async def test_readers_of_an_app_end_that_is_disabled_or_deleted(server, channel
         position = (await reading.ask(channel, "HEAD")).next
         async with reading.stream(channel, headers=EVENTS) as source, reading.stream(channel, offset="-1") as stream:
             await stream.next()
-            poll = asyncio.create_task(reading.ask(channel, offset=position, live="long-poll"))
+            polling = asyncio.create_task(poll(reading, channel, position))
             await asyncio.to_thread(command, server, "app", words[0], app["id"], *words[1:])
             (last,) = await source.rest()
             assert (last.name, last.json["code"]) == ("pusher:error", code)
             assert await stream.rest() == []
-            for answer in (await poll, await reading.ask(channel)):
+            for answer in (await polling, await reading.ask(channel)):
                 assert answer.status == last.json["status"]
 
 
