@@ -1,6 +1,7 @@
 """`redpoll doctor URL` names the right cause: against a good server, and through proxies broken in known ways."""
 
 import asyncio
+import functools
 import re
 import ssl
 import time
@@ -14,7 +15,8 @@ from helpers.ports import reserved_ports
 from helpers.proxy import Proxy as RedisProxy
 from helpers.reading import keep
 from helpers.server import Server
-from helpers.wire import eventually
+from helpers.walk import command
+from helpers.wire import Socket, eventually
 from redpoll.doctor import outside
 from redpoll.doctor.report import Finding, Verdict, worst
 from redpoll.doctor.target import Target, parse
@@ -23,7 +25,7 @@ from redpoll.doctor.target import Target, parse
 @pytest.fixture(scope="module")
 def server():
     # The doctor waits 12 s for an answer to TLS on the plain port, which comes after this time; by default 10 s.
-    with Server(workers=1, head_timeout_s=5) as running:
+    with Server(workers=1, head_timeout_s=5, public_url="https://ws.example.com") as running:
         keep(running, "doctor-")
         yield running
 
@@ -46,7 +48,10 @@ def failure(findings: dict[str, Finding]) -> Finding:
     return failures[0]
 
 
-async def test_a_good_server_passes_every_check(server):
+async def test_a_good_server_passes_every_check(server, monkeypatch):
+    # A busy machine is no proxy that collects answers.
+    monkeypatch.setattr(outside, "examine_stream", functools.partial(outside.examine_stream, wait_s=60))
+    monkeypatch.setattr(outside, "examine_pulls", functools.partial(outside.examine_pulls, begin_s=60))
     findings = await examine(address(server), patience_s=0.2)
     assert list(findings) == [
         "DNS", "TCP", "HTTP", "Clock", "Ready", "Fallback", "Upgrade", "Connect", "Subscribe", "Publish", "Receive",
@@ -61,6 +66,54 @@ async def test_without_a_secret_publishing_is_skipped(server):
     assert findings["Subscribe"].verdict is Verdict.OK
 
 
+@pytest.fixture
+async def only_shop(server):
+    """Only pages of one shop may connect, and the server's own address."""
+
+    async def answer(origin: str) -> int | None:
+        socket = await Socket.connect(server, extra=f"Origin: {origin}\r\n", established=False)
+        await socket.until(lambda: socket.frames, what="a first frame")
+        if socket.frames[0]["event"] == "pusher:error":
+            return await socket.until_closed()
+        await socket.close()
+        return None
+
+    command(server, "app", "set", server.app_id, "allowed_origins=shop.example")
+    await eventually(lambda: answer("https://other.example"), 4009)
+    yield answer
+    command(server, "app", "set", server.app_id, "allowed_origins=")
+    await eventually(lambda: answer("https://other.example"), None)
+
+
+async def test_a_server_that_allows_some_pages_only_passes(server, only_shop):
+    findings = await examine(address(server))
+    assert findings["Connect"].verdict is Verdict.OK
+    assert findings["Fallback"].verdict is Verdict.OK
+    assert "Receive" in findings
+
+
+async def test_clients_that_send_the_servers_own_address_may_connect(server, only_shop):
+    assert await only_shop("https://ws.example.com") is None
+    assert await only_shop("https://shop.example") is None
+    assert await only_shop(f"http://127.0.0.1:{server.port}") == 4009
+
+
+async def test_the_fallback_takes_the_servers_own_address_as_origin(server, only_shop):
+    url = f"http://127.0.0.1:{server.port}/pusher/app/{server.app_key}/1/abcdefgh/xhr"
+    async with aiohttp.ClientSession() as session:
+
+        async def first(origin: str, name: str) -> str:
+            headers = {"Origin": origin, "Content-Type": "application/json"}
+            async with session.post(url.replace("abcdefgh", name), headers=headers) as response:
+                return await response.text()
+
+        assert "connection_established" in await first("https://ws.example.com", "abcdefg1")
+        assert "4009" in await first("https://other.example", "abcdefg2")
+        headers = {"Origin": "https://ws.example.com", "Access-Control-Request-Method": "POST"}
+        async with session.options(url.replace("/xhr", "/xhr_send"), headers=headers) as response:
+            assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (204, headers["Origin"])
+
+
 async def test_a_proxy_that_drops_upgrade_is_named(server):
     async with BrokenProxy(server.port, drops_upgrade=True) as proxy:
         finding = failure(await examine(address(server, proxy.port)))
@@ -71,7 +124,7 @@ async def test_a_proxy_that_drops_upgrade_is_named(server):
 
 async def test_a_proxy_with_an_idle_timeout_is_named_with_its_time(server):
     # Long enough that a slow machine makes no such pause in the other steps.
-    async with BrokenProxy(server.port, idle_s=5.0) as proxy:
+    async with BrokenProxy(server.port, idle_s=12.0) as proxy:
         finding = failure(await examine(address(server, proxy.port), patience_s=40))
     assert finding.check == "Idle"
     seen = re.search(r"idle for (\d+) s", finding.cause)

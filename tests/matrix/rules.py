@@ -95,6 +95,27 @@ async def _(cell: Cell) -> None:
         assert "data" in one, one
 
 
+@rule("encrypted-frames", "Java", "On an encrypted channel, all frames but published events have the data `{}`")
+async def _(cell: Cell) -> None:
+    app, api = cell.app(), await cell.api()
+    socket = await cell.socket(query="client=java-client&protocol=5&version=2.4.4")
+    opened, cached, refused = (cell.named(f"private-encrypted-{word}") for word in ("", "cache-", "wrong-"))
+    for channel in (opened, cached):
+        await socket.subscribe(channel)
+    await api.publish(opened, "news", "ciphertext")
+    for auth in ({"auth": f"{app.app_key}:{'0' * 64}"}, {}):
+        socket.send({"event": "pusher:subscribe", "data": {"channel": refused, **auth}})
+        await socket.next("pusher:error")
+    # The app takes the subscription back.
+    ending = {"socket_id": socket.socket_id}
+    assert await api.ask("POST", f"/channels/{opened}/unsubscribe", ending) == (200, {"unsubscribed": 1})
+    assert (await socket.next("pusher:error"))["data"]["message"] == "access was revoked"
+    await socket.settle()
+    on_channels = [one for one in socket.frames if "channel" in one]
+    assert {one["event"] for one in on_channels if one["channel"] != refused} >= {"news", "pusher:cache_miss"}
+    assert all(one["data"] == "{}" for one in on_channels if one["event"] != "news"), on_channels
+
+
 @rule("data-string", NATIVE, "`data` is a string in every frame but `pusher:error`; Swift drops anything else")
 async def _(cell: Cell) -> None:
     for one in await _every_kind_of_frame(cell):
@@ -235,12 +256,14 @@ def _php_target(app: App, path: str, params: Mapping[str, Any]) -> str:
     return f"{path}?{'&'.join(pairs)}&auth_signature={signature}"
 
 
-@rule("php-arrays", "PHP", "Array parameters are signed joined by commas")
+@rule("php-arrays", "PHP", "Array parameters are signed joined by commas, and read so")
 async def _(cell: Cell) -> None:
-    app = cell.app()
-    params = {"info": ["user_count", "subscription_count"], "filter_by_prefix": "presence-a,b"}
+    app, socket, channel = cell.app(), await cell.socket(), cell.named("presence-a,b-")
+    await socket.subscribe(channel, "7")
+    params = {"info": ["user_count", "subscription_count"], "filter_by_prefix": [channel]}
     status, text = await _request(app, "GET", _php_target(app, f"/apps/{app.app_id}/channels", params))
-    assert status == 200, text
+    counts = {"user_count": 1, "subscription_count": 1}
+    assert (status, json.loads(text)) == (200, {"channels": {channel: counts}})
 
 
 @rule("php-prefix", "PHP, Laravel", "The signature may leave out the path prefix `/api/v1`")

@@ -365,6 +365,33 @@ def test_a_signed_path_with_the_prefix_is_not_good_without_it(app, query):
     assert code_of(app, "POST", "/apps/3/events", signed, BODY, NOW) == "invalid_signature"
 
 
+@pytest.mark.parametrize("user", ["auth0|1", "ann b", "jürgen", "urn:x{y}", "50% off"])
+def test_the_path_may_be_signed_unescaped(app, query, user):
+    """Node's and PHP's libraries sign a user's id as it is; their HTTP client escapes it."""
+    path = "/apps/3/users/{}/terminate_connections"
+    signed = query("POST", path.format(user), b"{}")
+    for prefix in ("", "/api/v1"):
+        check_query(app, "POST", prefix + path.format(quote(user)), signed, b"{}", NOW)
+    with_prefix = query("POST", "/api/v1" + path.format(user), b"{}")
+    check_query(app, "POST", "/api/v1" + path.format(quote(user)), with_prefix, b"{}", NOW)
+    assert code_of(app, "POST", path.format("other%20b"), signed, b"{}", NOW) == "invalid_signature"
+
+
+@pytest.mark.parametrize(
+    ("signed", "sent"),
+    [
+        ("users/a/terminate_connections", "users%2Fa/terminate_connections"),
+        # The decoded path is another one's usual text.
+        ("users/a%20b/terminate_connections", "users/a%2520b/terminate_connections"),
+        ("users/a\nb/terminate_connections", "users/a%0Ab/terminate_connections"),
+        ("users/\ufffd/terminate_connections", "users/%FF/terminate_connections"),
+    ],
+)
+def test_a_signature_of_one_path_is_not_good_for_another(app, query, signed, sent):
+    asked = query("POST", f"/apps/3/{signed}", b"{}")
+    assert code_of(app, "POST", f"/apps/3/{sent}", asked, b"{}", NOW) == "invalid_signature"
+
+
 def test_a_plus_is_a_plus_or_else_a_space(app, query):
     signed = query(filter_by_prefix="a+b").replace("%2B", "+")
     assert ("filter_by_prefix", "a+b") in check_query(app, "GET", "/apps/3/channels", signed, b"", NOW)
@@ -397,7 +424,19 @@ def credentials() -> str:
 )
 def test_arrays_may_be_signed_raw_or_collapsed(app, sign, sent, signed):
     signature = sign(f"GET\n/apps/3/x\n{credentials()}&{signed}")
-    check_query(app, "GET", "/apps/3/x", f"{sent}&{credentials()}&auth_signature={signature}", b"", NOW)
+    params = check_query(app, "GET", "/apps/3/x", f"{sent}&{credentials()}&auth_signature={signature}", b"", NOW)
+    # Whichever was signed, it is read as this.
+    assert [value for name, value in params if name.startswith("channels")] == ["b,a"]
+    assert ("channels", "b,a") in params
+
+
+@pytest.mark.parametrize("items", [["user_count", "subscription_count"], ["user_count"]])
+def test_phps_arrays_are_one_parameter(app, sign, items):
+    signature = sign(f"GET\n/apps/3/channels\n{credentials()}&info={','.join(items)}")
+    sent = "&".join(f"info%5B{number}%5D={item}" for number, item in enumerate(items))
+    query = f"{credentials()}&{sent}&auth_signature={signature}"
+    params = check_query(app, "GET", "/apps/3/channels", query, b"", NOW)
+    assert [(name, value) for name, value in params if name.startswith("info")] == [("info", ",".join(items))]
 
 
 def test_a_query_of_many_parameters_has_the_usual_layout(app, sign):

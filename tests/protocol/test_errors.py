@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from redpoll.protocol.errors import HTTP_STATUS, ApiError, ClientError, Code, close_reason, fault_of
@@ -35,6 +36,30 @@ def test_a_close_reason_fits_its_frame_and_stays_whole_characters(message: str):
     assert message.startswith(reason)
     assert len(reason.encode()) <= 123
     assert reason == message or len(message[: len(reason) + 1].encode()) > 123
+
+
+@pytest.mark.parametrize(
+    ("text", "is_half"),
+    [
+        (r'{"a":"\ud83d"}', True),
+        (r'{"a":"\uD83D\n"}', True),
+        (r'{"a":"\\\ud83d"}', True),
+        (r'{"a":"\ud83d and more"}', True),
+        (r'{"a":"\ud83d\ud83d and more"}', True),
+        (r'{"a":"\ude00 and more"}', True),
+        (r'"\ude00"', True),
+        # Cut by a network: what is missing may be the other half, or anything.
+        (r'{"a":"\ud83d\ud', False),
+        (r'{"a":"\\ud83d"', False),
+        (r'{"a":"\ud83d\ude00', False),
+        (r'{"a":"b', False),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named(text: str, is_half: bool):
+    for source in (text, text.encode()):
+        with pytest.raises(msgspec.DecodeError) as refusal:
+            msgspec.json.decode(source)
+        assert ("surrogate pair, such as" in fault_of(refusal.value, source)) is is_half
 
 
 def test_decoding_faults_are_described_without_quoting_the_bytes():

@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from redpoll.protocol.apps import App, Key
-from redpoll.protocol.handshake import Refusal, check, origin_allowed, recovers, split_target
+from redpoll.protocol.handshake import (
+    Refusal,
+    check,
+    decrypts_all,
+    host_of,
+    origin_allowed,
+    recovers,
+    split_target,
+)
 
 APP = App(id="1", name="x", keys=(Key(key="aa", secret="01"), Key(key="off", secret="02", enabled=False)))
 DISABLED = App(id="2", name="y", keys=(Key(key="bb", secret="01"),), enabled=False)
@@ -175,6 +183,23 @@ def test_the_dashboards_console_connects_by_its_own_key_and_from_anywhere():
     assert check("/app/ee", {}, "https://bad.example", lambda key: watched, False) is watched
     assert check("/app/cc", {}, "https://bad.example", lambda key: watched, False).code == 4009
     assert check("/app/ee", {}, None, lambda key: PICKY, False).code == 4001
+
+
+def test_clients_that_send_the_servers_own_address_as_origin_are_admitted():
+    """React Native, libPusher and websocket-client do. `public_url` says which address that is."""
+    own_host = host_of("https://ws.example.com")
+    for origin in ("https://ws.example.com", "https://ws.example.com:443", "http://ws.example.com"):
+        assert check("/app/cc", {}, origin, BY_KEY.get, True, own_host) is PICKY
+        assert check("/app/cc", {}, origin, BY_KEY.get, True, host_of("")).code == 4009
+    for origin in ("https://ws.example.com:8443", "https://example.com", "https://ws.example.com.evil", "null", ""):
+        assert check("/app/cc", {}, origin, BY_KEY.get, True, own_host).code == 4009
+    with_port = "http://ws.example.com:6001"
+    assert check("/app/cc", {}, with_port, BY_KEY.get, True, host_of(with_port)) is PICKY
+
+
+def test_javas_library_is_known_by_its_name():
+    assert decrypts_all({"client": "java-client", "protocol": "5"})
+    assert not any(map(decrypts_all, ({}, {"client": "js"}, {"client": "pusher-websocket-swift"})))
 
 
 def test_recover_is_requested_by_1():

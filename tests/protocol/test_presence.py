@@ -111,6 +111,12 @@ def test_a_second_tab_does_not_make_a_second_member():
     assert "7" in roster
 
 
+@pytest.mark.parametrize("rest", ["", " and more"])
+def test_a_cut_emoji_is_named(app, rest):
+    with pytest.raises(ClientError, match="half of a surrogate pair, such as a cut emoji"):
+        parse_member(json.dumps({"user_id": "7", "user_info": {"name": f"Anna \ud83d{rest}"}}), app)
+
+
 def test_the_latest_info_that_is_not_empty_is_used():
     roster = Roster()
     roster.add("7", b"")

@@ -558,6 +558,24 @@ def test_a_subscribe_carries_its_rewind(client, fields, rewind):
     assert client.send("pusher:subscribe", {"channel": "a", **fields}) == [Join("a", None, rewind)]
 
 
+def test_javas_library_gets_nothing_that_it_would_decrypt(client, app):
+    """On encrypted channels it decrypts each frame of the channel, and one that isn't ciphertext ends the app."""
+    client.session = Session(SID, CurrentApp(app), decrypts_all=True)
+    client.join("private-encrypted-in")
+    taken_back, error = client.session.remove("private-encrypted-in")
+    assert taken_back == Leave("private-encrypted-in", None)
+    assert client.error_of([error]) == (None, "access was revoked")
+    for auth in ({"auth": f"{KEY}:{'0' * 64}"}, {}, {"auth": 7}):
+        for name in ("encrypted-a", "encrypted-cache-a"):
+            assert client.error_of(client.send("pusher:subscribe", {"channel": f"private-{name}", **auth}))[0] is None
+        refused = client.frames(client.send("pusher:subscribe", {"channel": "private-a", **auth}))
+        assert [frame["event"] for frame in refused[-2:]] == ["pusher:subscription_error", "pusher:error"]
+    # Still so after the connection was authorised and has signed in.
+    client.join("private-b")
+    client.sign_in('{"id":"7"}')
+    client.error_of(client.send("pusher:subscribe", {"channel": "private-encrypted-a"}))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -1054,6 +1072,14 @@ def test_invalid_messages_get_an_error_without_a_code_and_the_socket_stays(clien
     assert text.startswith(("Invalid message: ", "Invalid subscribe: ", "Unsupported event received on socket: "))
     assert list(client.session.channels) == ["private-x"]
     assert client.send("pusher:ping") == [SendUrgent(b'{"event":"pusher:pong","data":"{}"}')]
+
+
+@pytest.mark.parametrize("rest", ["", "and more than the other half"], ids=["end", "middle"])
+def test_a_cut_emoji_is_named(client, rest):
+    """As JavaScript writes what `slice` has cut."""
+    client.join("private-x")
+    code, text = client.error_of(client.send("client-typing", {"t": f"hello \ud83d{rest}"}, channel="private-x"))
+    assert (code, text) == (None, "Invalid message: a text has half of a surrogate pair, such as a cut emoji")
 
 
 def test_a_binary_message_is_an_invalid_message(client):

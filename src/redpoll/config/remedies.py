@@ -16,7 +16,10 @@ REFUSALS: Final = {
     4001: ("no app has this key, or the key is disabled", "compare the key with `redpoll app show APP_ID`"),
     4003: ("the app is disabled", "redpoll app set APP_ID enabled=true"),
     4004: ("the app has as many connections as its max_connections allows", "raise max_connections of this app"),
-    4009: ("the app doesn't allow this origin, or requires a sign-in", "look at allowed_origins of this app"),
+    4009: (
+        "the app doesn't allow this origin, or requires a sign-in",
+        "look at allowed_origins of this app; if the origin is this server's own address, set public_url to it",
+    ),
     4100: ("the server is over its capacity", "look at /readyz and the log of the server"),
 }
 

@@ -519,7 +519,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about(
             "URL at which clients reach the public port, such as `https://ws.example.com`. The dashboard uses it in "
-            "its setup examples and its console. Empty: the host of the dashboard's own URL, and the public port."
+            "its setup examples and its console. Clients with this origin pass each app's `allowed_origins`: some "
+            "libraries send the address that they connect to. Empty: the host of the dashboard's own URL, and the "
+            "public port."
         ),
     ] = ""
     admin_password: Annotated[

@@ -184,8 +184,9 @@ async def _speak(
             return
     yield await check_fallback(session, target, proxy, is_redpoll=readiness is not None)
     try:
+        # No Origin: the doctor is no page, and apps may allow some pages only.
         websocket = await session.ws_connect(
-            target.origin + target.socket_path, timeout=aiohttp.ClientWSTimeout(ws_close=2.0), origin=target.origin
+            target.origin + target.socket_path, timeout=aiohttp.ClientWSTimeout(ws_close=2.0)
         )
     except aiohttp.WSServerHandshakeError as refusal:
         yield _upgrade_fault(refusal, proxy)

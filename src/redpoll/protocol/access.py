@@ -154,11 +154,13 @@ def users_of(user_id: str | None, subscription: Subscription | None) -> set[str 
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
-    """What a connection has proved about itself, and whether it connected with `recover=1`. Four constants serve all
-    connections that aren't signed in and have no grant, so that these facts cost one pointer."""
+    """What a connection has proved about itself, and what its URL said: whether it recovers, and whether its library
+    decrypts all frames (handshake.py). Eight constants serve all connections that aren't signed in and have no grant,
+    so that these facts cost one pointer."""
 
     authorised: bool
     recovers: bool
+    decrypts_all: bool = False
     member: Member | None = None
     access: Access | None = None
 
@@ -168,7 +170,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
 
     def when_authorised(self) -> "Identity":
         if self.member is None and self.access is None:
-            return _AUTHORISED[self.recovers]
+            return _AUTHORISED[self.recovers][self.decrypts_all]
         return msgspec.structs.replace(self, authorised=True)
 
     def open_channel(
@@ -232,9 +234,13 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
         return user
 
 
-# Each by whether it recovers.
-ANONYMOUS = (Identity(authorised=False, recovers=False), Identity(authorised=False, recovers=True))
-_AUTHORISED = (Identity(authorised=True, recovers=False), Identity(authorised=True, recovers=True))
+# Each by whether it recovers, then by whether its library decrypts all frames.
+ANONYMOUS = tuple(
+    tuple(Identity(False, recovers, decrypts) for decrypts in (False, True)) for recovers in (False, True)
+)
+_AUTHORISED = tuple(
+    tuple(Identity(True, recovers, decrypts) for decrypts in (False, True)) for recovers in (False, True)
+)
 
 
 def is_grant(auth: str) -> bool:

@@ -67,6 +67,8 @@ _MAX_KEY_CHARS = 64
 AUTH_NAMES = frozenset(("auth_key", "auth_timestamp", "auth_version", "auth_signature", "body_md5"))
 _DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
 _SECONDS = re.compile(r"[0-9]{1,15}").fullmatch
+# Letters, digits and -._~ need no escape anywhere (RFC 3986 section 2.3).
+_NEEDLESS_ESCAPE = re.compile(r"%(?:2[DE]|3[0-9]|[46][1-9A-F]|[57][0-9A]|5F|7E)", re.IGNORECASE).search
 
 
 # -- the digest ---------------------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def check_query(
     _check_time(stamp, now_s)
     if body is not None:
         _check_body(fields.get("body_md5"), body)
-    return read
+    return _without_arrays(read)
 
 
 def check_pair(app: App | None, key: str, secret: str) -> None:
@@ -334,9 +336,9 @@ def _joined(params: Params) -> str:
 
 def _other_layouts(method: str, path: str, query: str, params: Params, prefix: str) -> Iterator[tuple[Params, str]]:
     """The strings that other libraries sign for the same request, each with the parameters as it reads them: the path
-    without the prefix, repeated `name[]=` joined by commas as one `name=` or in the order sent, `+` read as a space
-    (protocol/README.md "Request signing"). A query of many parameters has the first of these alone, because each layout
-    takes time that nobody has signed for."""
+    without the prefix, or unescaped, repeated `name[]=` joined by commas as one `name=` or in the order sent, `+` read
+    as a space (protocol/README.md "Request signing"). A query of many parameters has the first of these alone, because
+    each layout takes time that nobody has signed for."""
     paths = [path]
     if prefix and path.startswith(prefix + "/"):
         paths.append(path[len(prefix) :])
@@ -344,6 +346,8 @@ def _other_layouts(method: str, path: str, query: str, params: Params, prefix: s
         for signed_path in paths:
             yield params, _request_text(method, signed_path, params)
         return
+    if "%" in path:
+        paths += [plain for signed_path in paths if (plain := _unescaped(signed_path)) is not None]
     param_lists = [params]
     if "+" in query:
         param_lists.append(parse_query(query, plus_is_space=True))
@@ -355,14 +359,33 @@ def _other_layouts(method: str, path: str, query: str, params: Params, prefix: s
 
 def _array_layouts(params: Params) -> Iterator[Params]:
     yield sorted(params)
+    without_arrays = _without_arrays(params)
+    if without_arrays is not params:
+        yield sorted(params, key=lambda param: param[0])
+        yield sorted(without_arrays)
+
+
+def _without_arrays(params: Params) -> Params:
+    """With `name[]=` or `name[0]=` as one `name`, joined by commas. Whichever was signed, it means the same."""
     if not any(name.endswith("]") for name, _ in params):
-        return
-    yield sorted(params, key=lambda param: param[0])
+        return params
     joined: dict[str, str] = {}
     for name, value in params:
         bare = name.partition("[")[0]
         joined[bare] = f"{joined[bare]},{value}" if bare in joined else value
-    yield sorted(joined.items())
+    return list(joined.items())
+
+
+def _unescaped(path: str) -> str | None:
+    """The path decoded, as libraries sign it that leave escaping to their HTTP client; None if no such client escapes
+    so, or if as a text to sign it could be that of another path, or of a path and parameters."""
+    if _NEEDLESS_ESCAPE(path):
+        return None
+    try:
+        plain = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return None
+    return None if plain.count("/") != path.count("/") or "\n" in plain or unquote(plain) != plain else plain
 
 
 def _refuse_repeats(params: Params) -> None:

@@ -4,6 +4,7 @@ The tables are complete: an answer with another code is a bug. Faults of the ser
 callers see `internal` or a close with a general text.
 """
 
+import re
 from enum import IntEnum
 
 import msgspec
@@ -12,6 +13,15 @@ __all__ = ["CLOSE_TEXTS", "HTTP_STATUS", "ApiError", "ClientError", "Code", "clo
 
 # A close frame has 125 bytes, two of which are the code (RFC 6455 section 5.5).
 _MAX_REASON_BYTES = 123
+
+_HALF_PAIR = "a text has half of a surrogate pair, such as a cut emoji"
+# msgspec's words for it, if the other half would have room. Nearer to the end it says what it says of any text that
+# ends too early.
+_HALF_PAIR_FAULTS = ("utf-16 surrogate pair", "unexpected end of hex escape")
+_TRUNCATED = "Input data was truncated"
+# The first half after an even number of backslashes, then no escape, and less than one would take.
+_LATE_HALF_PAIR = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u).{0,5}\Z", re.DOTALL).search
+_MAX_END = 64
 
 
 class Code(IntEnum):
@@ -123,10 +133,19 @@ def close_reason(message: str) -> str:
     return message.encode("utf-8", "replace")[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
 
 
-def fault_of(error: Exception) -> str:
-    """Why msgspec could not decode some bytes, without quoting them."""
+def fault_of(error: Exception, source: bytes | str = b"") -> str:
+    """Why msgspec could not decode `source`, without quoting it.
+
+    JavaScript cuts texts between the halves of an emoji, and JSON has a spelling for a half. It is named, because
+    msgspec's own words send people after a fault of the network.
+    """
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    if isinstance(error, msgspec.DecodeError):
-        return str(error)
-    return "not UTF-8"
+    if not isinstance(error, msgspec.DecodeError):
+        return "not UTF-8"
+    fault = str(error)
+    if fault == _TRUNCATED:
+        end = source[-_MAX_END:]
+        text = end if isinstance(end, str) else end.decode("utf-8", "replace")
+        return _HALF_PAIR if _LATE_HALF_PAIR(text) else fault
+    return _HALF_PAIR if any(words in fault for words in _HALF_PAIR_FAULTS) else fault

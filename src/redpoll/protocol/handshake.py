@@ -12,7 +12,17 @@ import msgspec
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code, close_reason
 
-__all__ = ["Refusal", "admits_origin", "check", "key_of", "origin_allowed", "recovers", "split_target"]
+__all__ = [
+    "Refusal",
+    "admits_origin",
+    "check",
+    "decrypts_all",
+    "host_of",
+    "key_of",
+    "origin_allowed",
+    "recovers",
+    "split_target",
+]
 
 _OLDEST_PROTOCOL, _NEWEST_PROTOCOL = 5, 7
 _DEFAULT_PROTOCOL = "7"
@@ -57,12 +67,14 @@ def check(
     origin: str | None,
     find_app: Callable[[str], App | None],
     secure: bool,
+    own_host: str | None = None,
 ) -> App | Refusal:
     """The app that the connection belongs to, or the refusal.
 
     `path` is as requested, without the query; `query` is decoded; `origin` is the header, None if absent; `find_app`
     finds apps by key, disabled apps too; `secure`: the client uses TLS, to this server or to a trusted proxy. A client
-    with TLS never gets 4000, because pusher-js would reconnect by TLS at once and without end.
+    with TLS never gets 4000, because pusher-js would reconnect by TLS at once and without end. `own_host` is as in
+    `admits_origin`.
     """
     key = key_of(path)
     if key is None:
@@ -79,7 +91,7 @@ def check(
     if version not in _USUAL_VERSIONS and (refusal := _version_refusal(version)) is not None:
         return refusal
     # All origins are allowed in most apps.
-    if app.allowed_origins and not admits_origin(app, key, origin):
+    if app.allowed_origins and not admits_origin(app, key, origin, own_host):
         return _refusal(Code.UNAUTHORIZED, f"Origin {(origin or '')[:_MAX_QUOTED_CHARS]} not allowed")
     return app
 
@@ -95,10 +107,16 @@ def _version_refusal(version: str) -> Refusal | None:
     return None
 
 
-def admits_origin(app: App, key: str, origin: str | None) -> bool:
-    """Whether pages of `origin` may use the app with this key. The dashboard's console comes from the dashboard's own
-    address."""
-    return _is_console(app, key) or origin_allowed(origin, app.allowed_origins)
+def admits_origin(app: App, key: str, origin: str | None, own_host: str | None = None) -> bool:
+    """Whether clients of `origin` may use the app with this key. The dashboard's console comes from the dashboard's own
+    address.
+
+    `own_host` is that of the setting `public_url`: React Native and other libraries without a page send the address
+    that they connect to. The request's Host header wouldn't do: with DNS rebinding, a foreign page has it as its own.
+    """
+    if _is_console(app, key) or origin_allowed(origin, app.allowed_origins):
+        return True
+    return own_host is not None and origin is not None and host_of(origin) == own_host
 
 
 def _is_console(app: App, key: str) -> bool:
@@ -111,15 +129,22 @@ def recovers(query: Mapping[str, str]) -> bool:
     return query.get("recover") == "1"
 
 
+def decrypts_all(query: Mapping[str, str]) -> bool:
+    """Whether this is Pusher's library for Java, as in Android apps. On an encrypted channel it decrypts each frame
+    whose data isn't `{}`, whatever the event, and one that isn't ciphertext ends the app with a NullPointerException.
+    """
+    return query.get("client") == "java-client"
+
+
 def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether pages of `origin` may connect. Servers and mobile apps send no Origin and are always allowed.
+    """Whether pages of `origin` may connect. Programs that send no Origin are always allowed.
 
     Entries are `host` or `*.host` (which doesn't include `host`), with a port unless it is the scheme's own. The
     comparison is case-sensitive: browsers write origins in lower case, and `parse_setting` writes entries so.
     """
     if not allowed or origin is None:
         return True
-    host = _host_of(origin)
+    host = host_of(origin)
     if host is None:
         return False
     return any(
@@ -128,7 +153,7 @@ def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:
     )
 
 
-def _host_of(origin: str) -> str | None:
+def host_of(origin: str) -> str | None:
     """`host`, or `host:port` unless the port is the scheme's own; None if this is no origin."""
     try:
         parts = urlsplit(origin)

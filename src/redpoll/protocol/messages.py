@@ -437,7 +437,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
-        raise ApiError("bad_request", f"the body is not what this endpoint expects: {fault_of(fault)}") from None
+        raise ApiError("bad_request", f"the body is not what this endpoint expects: {fault_of(fault, body)}") from None
 
 
 def _quoted(text: str) -> str:

@@ -43,7 +43,7 @@ def parse_member(channel_data: str, app: App) -> Member:
         data = _decode(channel_data)
         info = info_of(data.user_info)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
-        raise ClientError(None, f"Invalid channel_data: {fault_of(fault)}") from None
+        raise ClientError(None, f"Invalid channel_data: {fault_of(fault, channel_data)}") from None
     user_id = data.user_id if type(data.user_id) is str else str(data.user_id)
     id_problem = user_id_fault(user_id)
     if id_problem is not None:

@@ -19,6 +19,7 @@ from redpoll.protocol.channels import (
     PRIVATE,
     SERVER_TO_USER,
     USER,
+    is_encrypted,
     is_reserved,
     kind_of,
     needs_auth,
@@ -71,12 +72,13 @@ class Session:
         limits: Limits = Limits(),  # noqa: B008
         recovers: bool = False,
         channels: MutableMapping[str, Subscription] | None = None,
+        decrypts_all: bool = False,
     ) -> None:
         # One integer takes half the memory of two, and a third of the text's.
         self._sid = sid[0] << 64 | sid[1]
         self._limits = limits
         self._rates: SessionLimits | None = None
-        self._identity: Identity = ANONYMOUS[recovers]
+        self._identity: Identity = ANONYMOUS[recovers][decrypts_all]
         self._current_app = app
         self.channels: MutableMapping[str, Subscription] = {} if channels is None else channels
 
@@ -126,7 +128,7 @@ class Session:
             if event == "pusher:history":
                 return self._ask_history(parsed.data, now)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
-            return self._bad_frame(f"Invalid message: {fault_of(fault)}", now)
+            return self._bad_frame(f"Invalid message: {fault_of(fault, message)}", now)
         return self._bad_frame(f"Unsupported event received on socket: {event[:_MAX_QUOTED_CHARS]!r}", now)
 
     def receive_binary(self, now: float) -> list[Effect]:
@@ -172,10 +174,10 @@ class Session:
         elif reason == "channels":
             fault = "the app has as many channels with subscribers as it may have"
         elif reason == "address":
-            return _refusal(channel, "LimitReached", "your address subscribes too fast; send it again later", 429)
+            return self._refusal(channel, "LimitReached", "your address subscribes too fast; send it again later", 429)
         else:
             return []
-        return _refusal(channel, "LimitReached", fault, 413) * (subscription.repeats + 1)
+        return self._refusal(channel, "LimitReached", fault, 413) * (subscription.repeats + 1)
 
     # -- subscribing ----------------------------------------------------------------------------------------
 
@@ -192,9 +194,9 @@ class Session:
         if kind is USER:
             user = channel[len(SERVER_TO_USER) :]
             if user != self.user_id:
-                return _refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
+                return self._refusal(channel, "AuthError", f"not signed in as user {user[:_MAX_QUOTED_CHARS]!r}", 401)
         elif not valid_name(channel) or is_reserved(channel):
-            return _refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
+            return self._refusal(channel, "InvalidChannel", _NAME_FAULT, 400)
         member, pending = None, PENDING
         if kind is PRIVATE or kind is PRESENCE:
             if not request.auth:
@@ -203,19 +205,19 @@ class Session:
             try:
                 member, pending = self._identity.open_channel(self._current_app, access, self.socket_id, kind, request)
             except Refused as refused:
-                return _refusal(channel, refused.type, refused.fault, refused.status)
+                return self._refusal(channel, refused.type, refused.fault, refused.status)
         rewind = None
         if request.rewind is not None or request.since is not None:
             try:
                 rewind = parse_rewind(request.rewind, request.since)
             except ValueError as error:
-                return _refusal(channel, "InvalidRewind", str(error), 400)
+                return self._refusal(channel, "InvalidRewind", str(error), 400)
         existing = self.channels.get(channel)
         if existing is not None:
             return self._subscribe_again(channel, existing, member, now)
         if len(self.channels) >= self._limits.max_channels:
             fault = f"a connection may be subscribed to at most {self._limits.max_channels} channels"
-            return _refusal(channel, "LimitReached", fault, 413)
+            return self._refusal(channel, "LimitReached", fault, 413)
         self.channels[channel] = pending
         return [Join(channel, member, rewind, self._identity.recovers or request.recover is True)]
 
@@ -234,26 +236,22 @@ class Session:
     def _charge_subscribe(self, now: float) -> None:
         """Counts a subscribe that leaves no subscription: it was repeated, refused by Redis, or is taken back. Others
         need no count, because a connection has at most `max_channels`; so most connections never have a counter."""
-        bucket = self._rate_limits().subscribes
-        if bucket is not None:
+        if (bucket := self._rate_limits().subscribes) is not None:
             bucket.charge(now)
 
     def _too_many_subscribes(self, channel: str, now: float) -> list[Effect]:
         """Answered, unless the client continues regardless; then the connection is closed."""
         self._limits.refusals.subscribes += 1
-        closing = self._count_fault(REFUSED_EVENT, now)
-        if closing is not None:
+        if (closing := self._count_fault(REFUSED_EVENT, now)) is not None:
             return closing
         fault = f"more than {self._limits.subscribes_per_s:g} subscribes per second; send it again later"
-        return _refusal(channel[:MAX_NAME_CHARS], "LimitReached", fault, 429)
+        return self._refusal(channel[:MAX_NAME_CHARS], "LimitReached", fault, 429)
 
     def _auth_required(self, channel: str) -> list[Effect]:
-        """Always three frames: `auth_required`, the one that Echo listens for, and the one that Java and Swift see."""
         fault = f"channel {channel} needs a signature, and auth is missing"
         return [
-            Send(frames.auth_required(channel, self.socket_id)),
-            Send(frames.subscription_error(channel, "AuthError", fault, 401, reason="auth_required")),
-            Send(frames.error(None, fault)),
+            *self._on_channel(channel, frames.auth_required(channel, self.socket_id)),
+            *self._refusal(channel, "AuthError", fault, 401, reason="auth_required"),
         ]
 
     def _malformed_subscribe(self, data: msgspec.Raw | str, fault: str, now: float) -> list[Effect]:
@@ -263,17 +261,31 @@ class Session:
         if not isinstance(channel, str):
             return self._bad_frame(f"Invalid subscribe: {fault}", now)
         if isinstance(request.get("auth"), str | None):
-            return _refusal(channel, "InvalidMember", "channel_data must be a string of JSON", 400)
-        return _refusal(channel, "AuthError", "auth must be a string", 401)
+            return self._refusal(channel, "InvalidMember", "channel_data must be a string of JSON", 400)
+        return self._refusal(channel, "AuthError", "auth must be a string", 401)
 
     def _unsubscribe(self, data: msgspec.Raw | str, now: float) -> list[Effect]:
         """Has no answer. Ignored if the connection isn't subscribed."""
         channel = frames.decode_unsubscribe(data).channel
-        subscription = self.channels.pop(channel, None)
-        if subscription is None:
+        if (subscription := self.channels.pop(channel, None)) is None:
             return []
         self._charge_subscribe(now)
         return [Leave(channel, subscription.user_id)]
+
+    def _refusal(self, channel: str, type: str, fault: str, status: int, **more: str) -> list[Effect]:
+        """A refused subscribe, always answered: Echo listens for the frame on the channel, and libraries for Java and
+        Swift see only the other one."""
+        return [
+            *self._on_channel(channel, frames.subscription_error(channel, type, fault, status, **more)),
+            Send(frames.error(None, fault)),
+        ]
+
+    def _on_channel(self, channel: str, payload: bytes) -> list[Effect]:
+        """A frame of the server's own on a channel that the client isn't in, or not any more. None on an encrypted
+        channel for a library that would decrypt it (handshake.py)."""
+        if self._identity.decrypts_all and is_encrypted(channel):
+            return []
+        return [Send(payload)]
 
     # -- taking back ----------------------------------------------------------------------------------------
 
@@ -301,7 +313,7 @@ class Session:
         subscription = self.channels.pop(channel, None)
         effects: list[Effect] = []
         if subscription is not None:
-            effects = [Leave(channel, subscription.user_id), *_refusal(channel, "AuthError", REVOKED, 401)]
+            effects = [Leave(channel, subscription.user_id), *self._refusal(channel, "AuthError", REVOKED, 401)]
         if at_s is not None:
             barred = self._access().barred
             barred[channel] = at_s
@@ -391,8 +403,7 @@ class Session:
     def history_refused(self, channel: str, fault: str, now: float) -> list[Effect]:
         """Answers a history request with `fault`. Always answered, because the client waits for it; too many close the
         connection."""
-        closing = self._count_fault(REFUSED_EVENT, now)
-        if closing is not None:
+        if (closing := self._count_fault(REFUSED_EVENT, now)) is not None:
             return closing
         return [Send(frames.error(None, f"No history of channel {channel[:MAX_NAME_CHARS]}: {fault}"))]
 
@@ -411,8 +422,7 @@ class Session:
 
     def _send_error(self, code: int | None, message: str, weight: int, now: float) -> list[Effect]:
         """Sends at most one error frame per second; closes the connection after too many faults."""
-        closing = self._count_fault(weight, now)
-        if closing is not None:
+        if (closing := self._count_fault(weight, now)) is not None:
             return closing
         if not self._rate_limits().error_frames.take(now):
             return []
@@ -435,16 +445,6 @@ class Session:
         return [Close(int(code), message)]
 
     def _rate_limits(self) -> SessionLimits:
-        rates = self._rates
-        if rates is None:
-            rates = self._rates = SessionLimits(self._limits)
-        return rates
-
-
-def _refusal(channel: str, type: str, fault: str, status: int) -> list[Effect]:
-    """A refused subscribe, always answered with two frames: Echo listens for the first one, and libraries for Java and
-    Swift see only the second one."""
-    return [
-        Send(frames.subscription_error(channel, type, fault, status)),
-        Send(frames.error(None, fault)),
-    ]
+        if self._rates is None:
+            self._rates = SessionLimits(self._limits)
+        return self._rates

@@ -45,7 +45,7 @@ def parse_user(user_data: str) -> User:
         data = _decode(user_data)
         info = info_of(data.user_info)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as fault:
-        raise ClientError(Code.UNAUTHORIZED, f"Invalid user_data: {fault_of(fault)}") from None
+        raise ClientError(Code.UNAUTHORIZED, f"Invalid user_data: {fault_of(fault, user_data)}") from None
     id_problem = user_id_fault(data.id)
     if id_problem is not None:
         raise ClientError(Code.UNAUTHORIZED, f"Invalid user_data: id {id_problem}")

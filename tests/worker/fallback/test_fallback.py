@@ -1,10 +1,12 @@
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
 from helpers.fallback_wire import PRELUDE, FallbackClosed, FallbackSocket, ask
-from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS
+from redpoll.worker.fallback.lines import BEAT
+from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS, SessionState
 
 KINDS = ("xhr_streaming", "xhr")
 KEY = "278d425bdf160c739803"
@@ -177,20 +179,35 @@ async def test_session_that_nobody_polls_or_opens_again_ends(bench, kind):
     await bench.settled(worker, lambda: not worker.fallback.sessions.by_name and not len(worker.hub.open_connections))
 
 
+def is_waiting(session):
+    """A stream or poll is there, and the client has answered the last heartbeat."""
+    return session.outlet is not None and not session._unanswered_beat
+
+
 async def test_heartbeats_are_answered_and_keep_the_session(bench):
-    worker = await bench.start(activity_timeout_s=1, pong_timeout_s=0.25)
-    worker.fallback.sessions.beat_s = 0.0
+    worker = await bench.start(activity_timeout_s=60, pong_timeout_s=30)
+    # The test beats: two heartbeats before an answer would make its second one a ping.
+    worker.fallback.sessions.beat_s = 3600.0
     for kind in KINDS:
         client = await bench.fallback(worker, kind=kind)
-        while client.socket.heartbeats < 8:
-            await asyncio.sleep(0.01)
+        session = list(worker.fallback.sessions.by_name.values())[-1]
+        waits = partial(is_waiting, session)
+        await bench.settled(worker, waits)
+        begun = client.socket.heartbeats
+        for count in range(1, 9):
+            session.beat(BEAT)
+            await bench.settled(worker, lambda n=begun + count, socket=client.socket: socket.heartbeats == n)
+            await bench.settled(worker, waits)
+            # 50 seconds without another byte.
+            for _ in range(200):
+                worker.janitor.advance()
+            assert session.state is SessionState.OPEN
         assert client.socket.closed is None
         assert "a[]" not in client.socket.lines
         # A ping of the client's own is answered, and not by another heartbeat.
         await client.socket.send_raw(b"[]")
         await client.socket.send_raw(b"[]")
-        while "a[]" not in client.socket.lines:
-            await asyncio.sleep(0.01)
+        await bench.settled(worker, lambda client=client: "a[]" in client.socket.lines)
 
 
 async def test_client_that_does_not_read_is_closed_as_a_slow_websocket(bench):

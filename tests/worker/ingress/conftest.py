@@ -19,7 +19,8 @@ from redpoll.http.messages import (
 
 class FakeControl:
     """Listens at a worker's `requests_path`. `requests` holds all requests that came. `answer(request)` returns the
-    response, or None if the test calls `send` later. `on_head` decides about heads; by default it allows the body."""
+    response, or None if the test calls `send` later. `on_head` decides about heads; by default it allows the body.
+    It sends heartbeats as control does, unless `beats` is False."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -28,6 +29,8 @@ class FakeControl:
         self.on_head = lambda request: CONTINUE
         self.writers = []
         self.server = None
+        self.beats = True
+        self._timer = None
 
     @staticmethod
     def echo(request) -> bytes:
@@ -36,6 +39,13 @@ class FakeControl:
 
     async def start(self) -> None:
         self.server = await asyncio.start_unix_server(self._serve, self.path)
+        self._beat_again()
+
+    def _beat_again(self) -> None:
+        # More often than the worker ticks, so that of a slow loop's ticks no six come without a heartbeat.
+        self._timer = asyncio.get_running_loop().call_later(0.1, self._beat_again)
+        if self.beats:
+            self.beat()
 
     async def _serve(self, reader, writer) -> None:
         self.writers.append(writer)
@@ -64,7 +74,8 @@ class FakeControl:
 
     def beat(self) -> None:
         for writer in self.writers:
-            writer.write(pack_answer(0, 0, b""))
+            if not writer.is_closing():
+                writer.write(pack_answer(0, 0, b""))
 
     def kill(self) -> None:
         """Everything closes at once, as when the process dies."""
@@ -74,6 +85,8 @@ class FakeControl:
         self.writers.clear()
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self.server is not None:
             self.server.close()
         for writer in self.writers:

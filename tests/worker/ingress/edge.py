@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import ssl
+import struct
 from pathlib import Path
 
 import msgspec
@@ -89,6 +90,14 @@ async def until_end(reader: asyncio.StreamReader) -> bytes:
     except ConnectionResetError:
         pass
     return received
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """The client is gone. One that only closes its side may still read: its connection is held until it has its
+    answers."""
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
 
 
 def upgrade(path: str, extra: str = "") -> bytes:

@@ -98,7 +98,7 @@ class Fallback:
             return None
         origin = _field(request, _ORIGIN)
         app = self._directory.find(target.key)
-        allowed = app is not None and handshake.admits_origin(app, target.key, origin)
+        allowed = app is not None and handshake.admits_origin(app, target.key, origin, self._gate.own_host)
         # Pages of other origins may read why they are refused, and nothing else.
         cors = responses.cors_lines(origin if allowed or target.action is not Action.SEND else None)
         if request.method == b"OPTIONS":
@@ -239,7 +239,12 @@ class Fallback:
         self, http: PublicConnection, request: ParsedRequest, target: Target, query: Mapping[str, str]
     ) -> App | Refusal:
         return handshake.check(
-            target.path, query, _field(request, _ORIGIN), self._directory.find, self._is_secure(http, request)
+            target.path,
+            query,
+            _field(request, _ORIGIN),
+            self._directory.find,
+            self._is_secure(http, request),
+            self._gate.own_host,
         )
 
     def _is_secure(self, http: PublicConnection, request: ParsedRequest) -> bool:

@@ -83,6 +83,8 @@ class Gate:
         local: LocalRequests,
     ) -> None:
         self.settings = settings
+        # `handshake.admits_origin` says what for.
+        self.own_host = handshake.host_of(settings.public_url.lower())
         self.flusher = flusher
         self.max_message_bytes = settings.max_message_bytes
         self.hub = hub
@@ -325,6 +327,7 @@ class Gate:
             _text(upgrade.request.headers.get(b"origin")),
             self._directory.find,
             self._is_secure(connection, upgrade.request),
+            self.own_host,
         )
 
     def _place_found(
@@ -369,7 +372,8 @@ class Gate:
         recovers = handshake.recovers(query)
         channels: SmallMap[Subscription] = SmallMap()
         current = self.hub.open_connections.current(app)
-        session = Session((connection.sid_hi, connection.sid_lo), current, self._limits, recovers, channels)
+        sid, decrypts_all = (connection.sid_hi, connection.sid_lo), handshake.decrypts_all(query)
+        session = Session(sid, current, self._limits, recovers, channels, decrypts_all)
         untrack(session)
         connection.session = session
         self.hub.open_connections.add(connection)
