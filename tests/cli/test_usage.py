@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from redpoll.cli.usage import _COLUMNS
 from redpoll.store.charts import Charts, Day
 
 
@@ -38,12 +39,34 @@ def test_usage_is_printed_as_text_csv_and_json(typed, app_id, tmp_path):
 
 def test_nodes_that_did_not_answer_are_named(typed, monkeypatch):
     day = {"app_id": "3", "day": "2023-11-14", "peak_connections": 1, "published": 2, "client_events": 3, "sent": 4}
-    answer = {"days": [day], "unanswered": ["one", "t\x1bwo"]}
+    answer = {"days": [day], "unanswered": ["one", "t\x1bwo"], "next": None}
     monkeypatch.setattr("redpoll.cli.usage.run", lambda settings, verb, args: answer)
     for words in ([], ["--json"], ["--csv"]):
         result = typed("usage", *words)
         assert "2023-11-14" in result.stdout
         assert "one, t\\x1bwo: what it counted is missing" in result.stderr
+
+
+def test_all_pages_are_printed_and_a_node_that_missed_some_is_named_once(typed, monkeypatch):
+    def answer(settings, verb, args):
+        number = 0 if args["after"] is None else int(args["after"][0])
+        day = {"app_id": str(number + 1), "day": "2023-11-14"} | dict.fromkeys(_COLUMNS[2:], 1)
+        return {"days": [day], "unanswered": ["one"], "next": [str(number + 1), "2023-11-14"] if number < 2 else None}
+
+    monkeypatch.setattr("redpoll.cli.usage.run", answer)
+    assert [row["app_id"] for row in json.loads(typed("usage", "--json").stdout)] == ["1", "2", "3"]
+    for words in ([], ["--csv"]):
+        result = typed("usage", *words)
+        assert result.stdout.count("2023-11-14") == 3
+        assert result.stderr.count("one: what it counted is missing") == 1
+
+
+def test_all_pages_are_printed_without_a_server(typed, app_id, tmp_path, monkeypatch):
+    monkeypatch.setattr("redpoll.control.commands.commands._MAX_DAYS_HERE", 2)
+    now = datetime.now(UTC)
+    days = [(now - timedelta(days=ago)).strftime("%Y-%m-%d") for ago in range(5)]
+    used(tmp_path / "data", *(Day(app_id, day, 1, 1, 1, 1) for day in days))
+    assert [row["day"] for row in json.loads(typed("usage", "--json").stdout)] == sorted(days)
 
 
 def test_unknown_app_is_an_error(typed, app_id):

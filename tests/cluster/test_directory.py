@@ -162,15 +162,14 @@ class TestParts:
         assert max(passes.calls.values()) == 20
 
     async def test_changed_while_they_are_adopted(self, writer, link, keys, wait_until, monkeypatch):
+        # That change's record isn't in Redis, so another reading wouldn't find it.
         monkeypatch.setattr("redpoll.loop.slices.monotonic", itertools.count().__next__)
         await writer.fill([app(number) for number in range(100)], 1, "one")
         found = Directory(link, keys, again_s=0)
 
         def changed(*change: Any) -> None:
-            # In the middle of the first adoption. Redis has this change before the second reading.
+            # In the middle of the adoption.
             found.on_change = None
-            link.call(b"HSET", keys.directory, "5", b'{"id":"5","name":"five","keys":[]}')
-            link.call(b"SET", keys.directory_version, "2 100 two")
             found.apply(DirectoryChanged(2, "two", "one", "5", app(5, name="five")))
 
         found.on_change = changed
@@ -178,6 +177,211 @@ class TestParts:
         await wait_until(lambda: found.version == 2)
         assert found.by_id["5"].name == "five"
         assert found.find("key99") == app(99)
+
+
+class Pages:
+    """A directory of which each HSCAN returns one record, and the link to it. `on_page` is called with each page's
+    number after Redis has answered, and before the reader has the answer."""
+
+    def __init__(self, keys, count: int) -> None:
+        self.keys = keys
+        self.records = {str(number): app(number) for number in range(count)}
+        self.order = list(self.records)
+        self.version: tuple[int, str] | None = (7, "id7")
+        self.readings = 0
+        self.on_page: Callable[[int], None] = lambda at: None
+        self.directory = Directory(self, keys, again_s=0)
+
+    async def ask(self, command: bytes, key: bytes, *args: Any) -> Any:
+        await asyncio.sleep(0)
+        if command == b"GET":
+            number, id = self.version or (0, "")
+            return None if self.version is None else f"{number} {len(self.records)} {id}".encode()
+        at = int(args[0])
+        self.readings += at == 0
+        record = self.records.get(self.order[at])
+        page = [] if record is None else [self.order[at].encode(), directory._ENCODER.encode(record)]
+        at += 1
+        self.on_page(at)
+        return at % len(self.order), page
+
+    def change(self, app_id: str, record: App | None, *, lost: bool = False) -> None:
+        """As DirectoryWriter.put. `lost`: the worker doesn't get the message."""
+        number, before = self.version
+        self.version = number + 1, f"id{number + 1}"
+        if record is None:
+            del self.records[app_id]
+        else:
+            self.records[app_id] = record
+        if not lost:
+            self.directory.apply(DirectoryChanged(*self.version, before, app_id, record))
+
+    def fill(self, version: tuple[int, str], records: dict[str, App]) -> None:
+        """As DirectoryWriter.fill."""
+        self.version, self.records = version, records
+        self.directory.apply(DirectoryChanged(*version))
+
+    async def read(self) -> None:
+        self.directory.read()
+        async with asyncio.timeout(60):
+            await self.directory.reached(self.version[0])
+
+    @property
+    def all_known(self) -> bool:
+        found = self.directory
+        return (found.version, found.id) == self.version and found.by_id == self.records
+
+
+class TestChangesDuringAReading:
+    @pytest.fixture
+    def pages(self, keys):
+        return Pages(keys, 40)
+
+    async def test_one_reading_is_enough_and_each_app_changes_once(self, pages):
+        changed = []
+        pages.directory.on_change = lambda app_id, old, new: changed.append(app_id)
+
+        def on_page(at: int) -> None:
+            # Apps of pages 0 to 9 were read before their change, those of 20 to 39 are read after it.
+            match at:
+                case 10:
+                    pages.change("0", app(0, name="first"))
+                    pages.change("30", app(30, name="first"))
+                    pages.change("1", None)
+                    pages.change("31", None)
+                    pages.change("new", app(100))
+                    pages.change("2", None)
+                    pages.change("32", None)
+                    pages.change("short", app(101))
+                case 15:
+                    pages.change("0", app(0, name="second"))
+                    pages.change("30", app(30, name="second"))
+                    pages.change("2", app(2, name="again"))
+                    pages.change("32", app(32, name="again"))
+                    pages.change("short", None)
+                case 40:
+                    # Before the reader has the last page.
+                    pages.change("39", app(39, name="last"))
+                    pages.change("3", None)
+
+        pages.on_page = on_page
+        await pages.read()
+        assert pages.readings == 1
+        assert pages.all_known
+        assert pages.directory.complete
+        assert sorted(changed) == sorted(pages.records)
+
+    async def test_it_ends_although_each_page_meets_a_change(self, pages):
+        pages.on_page = lambda at: pages.change("5", app(5, name=f"at {at}"))
+        await pages.read()
+        assert pages.readings == 1
+        assert pages.all_known
+
+    async def test_present_records_follow_too(self, pages):
+        await pages.read()
+        pages.on_page = lambda at: pages.change(str(at - 1), None if at % 2 else app(at, name="changed"))
+        await pages.read()
+        assert pages.readings == 2
+        assert pages.all_known
+
+    async def test_missing_one_begins_another_reading(self, pages):
+        def on_page(at: int) -> None:
+            if pages.readings == 1 and at in (10, 20, 30):
+                pages.change("5", app(5, name=f"at {at}"))
+                pages.change("6", None if at == 20 else app(6, name=f"at {at}"), lost=at == 20)
+
+        pages.on_page = on_page
+        await pages.read()
+        assert pages.readings == 2
+        assert pages.all_known
+
+    async def test_missing_last_one_begins_another_reading(self, pages):
+        def on_page(at: int) -> None:
+            if (pages.readings, at) == (1, 10):
+                pages.change("5", app(5, name="lost message"), lost=True)
+
+        pages.on_page = on_page
+        await pages.read()
+        assert pages.readings == 2
+        assert pages.all_known
+
+    async def test_change_that_the_record_store_lost_is_not_taken_from_a_page(self, pages):
+        before, used = pages.records.copy(), []
+        pages.directory.on_change = lambda app_id, old, new: used.append(new)
+
+        def on_page(at: int) -> None:
+            match pages.readings, at:
+                case 1, 10:
+                    pages.change("15", app(15, name="lost"))
+                case 1, 20:
+                    pages.fill((7, "id7"), before)
+
+        pages.on_page = on_page
+        await pages.read()
+        assert pages.readings == 2
+        assert pages.all_known
+        assert used == list(before.values())
+
+    async def test_redis_that_is_emptied_and_filled_again_is_read_again(self, pages):
+        await pages.read()
+
+        def on_page(at: int) -> None:
+            match pages.readings, at:
+                case 2, 10:
+                    pages.version, pages.records = None, {}
+                case 2, 20:
+                    pages.fill((9, "id9"), {"1": app(1, name="one"), "39": app(39)})
+                case 2, 30:
+                    pages.change("2", app(2))
+
+        pages.on_page = on_page
+        await pages.read()
+        assert pages.readings == 3
+        assert pages.all_known
+
+    async def test_nothing_is_taken_from_a_redis_that_is_emptied_meanwhile(self, pages):
+        def on_page(at: int) -> None:
+            match pages.readings, at:
+                case 1, 10:
+                    pages.change("5", None)
+                case 1, 20:
+                    kept.append((pages.version, pages.records))
+                    pages.version, pages.records = None, {}
+
+        kept: list[Any] = []
+        pages.on_page = on_page
+        pages.directory.read()
+        async with asyncio.timeout(60):
+            while not kept:
+                await asyncio.sleep(0)
+            # Until that reading has ended, and others have begun.
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert not pages.directory.by_id
+            pages.version, pages.records = kept[0]
+            await pages.directory.reached(8)
+        assert pages.all_known
+
+    @pytest.mark.parametrize("first", [True, False])
+    async def test_change_just_before_or_after_a_version_was_asked_for(self, pages, first):
+        """Its message comes before the reader resumes with that version."""
+        ask = pages.ask
+
+        async def ask_and_change(command: bytes, *args: Any) -> Any:
+            if command != b"GET":
+                return await ask(command, *args)
+            if first:
+                pages.change("5", None if "5" in pages.records else app(5))
+                return await ask(command, *args)
+            answer = await ask(command, *args)
+            pages.change("5", None if "5" in pages.records else app(5))
+            return answer
+
+        pages.ask = ask_and_change
+        await pages.read()
+        assert pages.readings == 1
+        assert pages.version == (9, "id9")
+        assert pages.all_known
 
 
 async def test_unreadable_record_affects_no_other_app(worker, writer, link, keys, wait_until):

@@ -1,3 +1,5 @@
+import json
+
 from redpoll.cluster.redis.scripts import BEAT
 from redpoll.cluster.stats import Stats
 
@@ -39,10 +41,20 @@ async def test_nodes_read_all_apps_of_their_own_workers_and_the_largest_of_other
     assert await stats.read(["0123456789ab.1"]) == {own: {"by_app": by_app}}
 
 
+async def test_apps_are_in_parts_that_are_decoded_one_by_one(link, keys):
+    stats, w = Stats(link, keys), "0123456789ab.1.0"
+    by_app = {str(number): [number, 1, 2] for number in range(1_234)}
+    stats.write(w, {}, by_app)
+    _, parts = json.loads(await link.ask(b"GET", keys.stats_by_app("0123456789ab.1")))
+    assert (len(parts), max(map(len, parts))) == (13, 100)
+    assert (await stats.read(["0123456789ab.1"]))[w]["by_app"] == by_app
+
+
 async def test_worker_that_wrote_lately_worked_then_and_another_may_have_hung_until_it_was_killed(link, keys):
     stats, w = Stats(link, keys), "0123456789ab.0.1"
     stats.write(w, {}, {})
-    await link.ask(b"EXPIRE", keys.stats("0123456789ab.0"), 11)
+    # Sent with what asks for it, so that no stall comes between.
+    link.call(b"EXPIRE", keys.stats("0123456789ab.0"), 11)
     assert 4 <= await stats.silent_s(w, 600) <= 15
     await link.ask(b"DEL", keys.stats("0123456789ab.0"))
     assert await stats.silent_s(w, 600) == 635

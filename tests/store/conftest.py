@@ -2,7 +2,9 @@
 
 import pytest
 
+from redpoll.store.eventlog import EventLog
 from redpoll.store.store import Store, database_url
+from store.logged import DAY_S
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -23,3 +25,11 @@ async def store(store_url):
 async def connection(store):
     async with store.change() as opened:
         yield opened
+
+
+@pytest.fixture
+async def log(tmp_path):
+    """An open event log."""
+    log = await EventLog.open(tmp_path / "events.sqlite", 100_000, DAY_S)
+    yield log
+    await log.close()

@@ -38,6 +38,14 @@ async def test_counts_of_a_day_are_added_and_its_peak_is_the_greatest(charts):
     assert await charts.days("2026-01-02") == []
 
 
+async def test_days_are_read_in_pages(charts):
+    days = [Day(app, f"2026-01-0{day}", 1, 1, 1, 1) for app in ("1", "2", "3") for day in (1, 2, 3)]
+    await charts.add(days=days)
+    assert await charts.days("2026-01-02", limit=3) == [days[1], days[2], days[4]]
+    assert await charts.days("2026-01-02", after=("2", "2026-01-02"), limit=3) == [days[5], days[7], days[8]]
+    assert await charts.days("", "2", after=("2", "2026-01-01"), limit=1) == [days[4]]
+
+
 async def test_old_points_and_days_are_removed(charts):
     now_s = 10_000_000.0
     for step_s, keep_s in KEEP_S.items():

@@ -1,55 +1,13 @@
-"""The event log in a real file: writing, searching by every field, pruning."""
+"""The event log in a real file: writing, searching by every field."""
 
 import sqlite3
 from contextlib import closing
 
 import pytest
 
-from redpoll.store import eventlog
-from redpoll.store.call_batch import CallBatch, CallRow
-from redpoll.store.eventlog import EventLog, Query, SpanRow, _share
-
-DAY_S = 86_400.0
-
-
-@pytest.fixture
-async def log(tmp_path):
-    log = await EventLog.open(tmp_path / "events.sqlite", 100_000, DAY_S)
-    yield log
-    await log.close()
-
-
-def tid(number: int) -> str:
-    """A trace id as the server generates it, with the time of `call(number)`."""
-    return f"{1_000_000 + number:012x}{number:020x}"
-
-
-def call(number: int, **fields) -> CallRow:
-    values = {
-        "trace_id": tid(number),
-        "app_id": "1",
-        "correlation_id": None,
-        "time_ms": 1_000_000 + number,
-        "name": "news",
-        "channels": ["room"],
-        "size": 2,
-        "caller": "key k 127.0.0.1",
-        "status": 200,
-        "sampled": False,
-    }
-    return CallRow(**{**values, **fields})
-
-
-def span_of(trace_id: str, app_id: str, time_ms: int, stage: str, detail: dict, us: int = 0) -> SpanRow:
-    return SpanRow(trace_id, app_id, time_ms, stage, detail, time_ms * 1000 + us)
-
-
-def batch(*calls: CallRow) -> list[CallBatch]:
-    return [CallBatch(calls)]
-
-
-async def numbers(log: EventLog, query: Query | None = None, limit: int = 100, app_id: str = "1") -> list[int]:
-    return [int(row.trace_id[12:], 16) for row in (await log.find(app_id, query or Query(), limit)).calls]
+from redpoll.store.call_batch import CallBatch
+from redpoll.store.eventlog import EventLog, Query
+from store.logged import DAY_S, batch, call, numbers, span_of, steps_of, tid
 
 
 async def test_call_is_read_back_as_written(log):
@@ -143,95 +101,6 @@ async def test_one_of_several_names_is_found_and_a_part_of_a_name_is_not(log):
         assert len((await log.find("1", Query(name=name), 10)).calls) == count, name
 
 
-async def test_pruning_keeps_the_newest_calls_and_removes_spans_of_removed_calls(tmp_path):
-    log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
-    for number in range(30):
-        span = span_of(tid(number), "1", 1_000_000 + number, "accepted", {})
-        await log.write(batch(call(number, sampled=True, correlation_id=f"c{number}")), [span])
-    assert await log.prune(1_000_100) == 20
-    assert await numbers(log) == list(range(29, 19, -1))
-    assert await numbers(log, Query(correlation_id="c5")) == []
-    assert await numbers(log, Query(correlation_id="c25")) == [25]
-    await log.write(batch(call(5)), [])
-    assert (await log.trace("1", tid(5)))[1] == []
-    assert [span.time_ms for span in (await log.trace("1", tid(25)))[1]] == [1_000_025]
-    await log.close()
-
-
-async def test_pruning_removes_old_calls_even_if_there_are_few(log):
-    for number in range(3):
-        await log.write(batch(call(number)), [])
-    assert await log.prune(1_000_001 + int(DAY_S * 1000)) == 1
-    assert await numbers(log) == [2, 1]
-    assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 2
-    assert await log.prune(1_000_100 + int(DAY_S * 1000)) == 0
-
-
-async def test_call_from_while_the_clock_was_behind_takes_none_of_the_others_with_it(log):
-    for number in (500, 501, 1, 502):
-        await log.write(batch(call(number)), [])
-    assert await log.prune(1_000_002 + int(DAY_S * 1000)) == 1
-    assert await numbers(log) == [502, 501, 500]
-
-
-async def test_flood_of_one_app_removes_no_row_of_another(tmp_path):
-    log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
-    spans = [span_of(tid(number), app, 1_000_000 + number, "accepted", {}) for number in (1, 99) for app in "12"]
-    await log.write(batch(*[call(number, app_id="2", correlation_id=f"c{number}") for number in range(1, 4)]), spans)
-    for number in range(100):
-        await log.write(batch(call(number)), [])
-        await log.prune(1_000_100)
-    assert await numbers(log) == list(range(99, 92, -1))
-    assert await numbers(log, app_id="2") == [3, 2, 1]
-    assert await numbers(log, Query(correlation_id="c1"), app_id="2") == [1]
-    assert len((await log.trace("2", tid(1)))[1]) == 1
-    assert len((await log.trace("1", tid(99)))[1]) == 1
-    await log.write(batch(call(1)), [])
-    assert (await log.trace("1", tid(1)))[1] == []
-    await log.close()
-
-
-async def test_file_stays_within_its_bytes_and_the_app_that_fills_it_loses_its_oldest_calls(tmp_path, monkeypatch):
-    """With 100 names of channels and their spans, 500,000 calls took 25 GB."""
-    monkeypatch.setattr(eventlog, "_MIN_BYTES", 2_000_000)
-    path = tmp_path / "events.sqlite"
-    log = await EventLog.open(path, 1_000, DAY_S)
-    few = [call(number, app_id="2", sampled=True) for number in range(1, 4)]
-    await log.write(batch(*few), [span_of(tid(number), "2", 1_000_000 + number, "accepted", {}) for number in (1, 2)])
-    channels = [f"channel-{number:042}" for number in range(100)]
-    # Three times as many bytes as are kept.
-    for start in range(0, 400, 20):
-        calls = [call(number, channels=channels, sampled=True) for number in range(start, start + 20)]
-        spans = [
-            span_of(row.trace_id, "1", row.time_ms, "written", {"worker": "r.1.0", "channel": channel})
-            for row in calls
-            for channel in channels[:30]
-        ]
-        await log.write(batch(*calls), spans)
-        await log.prune(1_000_100)
-    first, *_, last = reversed(await numbers(log, limit=1_000))
-    assert (50 < first < 380, last) == (True, 399)
-    assert (await log.trace("1", tid(first)))[1]
-    await log.write(batch(call(first - 1)), [])
-    assert (await log.trace("1", tid(first - 1)))[1] == []
-    assert await numbers(log, app_id="2") == [3, 2, 1]
-    assert len((await log.trace("2", tid(1)))[1]) == 1
-    await log.close()
-    # And what was written between two prunings.
-    assert path.stat().st_size < 2_500_000
-
-
-async def test_counts_of_an_earlier_run_are_known(tmp_path):
-    for number in range(20):
-        log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
-        await log.write(batch(call(number)), [])
-        await log.prune(1_000_100)
-        await log.close()
-    log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
-    assert await numbers(log) == list(range(19, 9, -1))
-    await log.close()
-
-
 async def test_pruning_and_searching_read_only_what_they_need(tmp_path):
     """With 300,000 batches, each pruning read all of them, and a search without a result decoded every app's rows."""
     log = await EventLog.open(tmp_path / "events.sqlite", 1_000_000, DAY_S)
@@ -242,30 +111,6 @@ async def test_pruning_and_searching_read_only_what_they_need(tmp_path):
     assert steps < 200
     assert await steps_of(log, lambda: numbers(log, Query(name="other"), app_id="2")) < 200
     await log.close()
-
-
-async def steps_of(log: EventLog, action) -> int:
-    """The steps, in tens, that SQLite's virtual machine takes for it."""
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
-        steps += 1
-
-    async with log._engine.connect() as connection:
-        raw = (await connection.get_raw_connection()).driver_connection
-        assert raw is not None
-        await raw.set_progress_handler(count, 10)
-    await action()
-    return steps
-
-
-@pytest.mark.parametrize(
-    ("counts", "keep", "share"),
-    [([5, 5], 10, 10), ([100, 3], 10, 7), ([100, 100, 1], 11, 5), ([100, 100], 0, 0), ([], 7, 7), ([6, 6, 6], 10, 3)],
-)
-def test_apps_share_the_space_evenly(counts, keep, share):
-    assert _share(dict(enumerate(counts)), keep) == share
 
 
 async def test_large_batches_are_split_and_searched_in_order(log):

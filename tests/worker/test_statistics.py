@@ -46,6 +46,20 @@ async def test_every_app_is_counted_however_many_there_are(bench):
     assert stats["by_app"] == {app_id: [int(app_id == "1"), 0, count] for app_id, count in sent.items()}
 
 
+async def test_deleted_app_is_reported_for_a_minute_and_forgotten(bench):
+    worker = await bench.start()
+    hub, name = worker.gate.hub, worker.registry.worker_id
+    hub.events_sent.update({"1": 5, "gone": 7})
+    hub.client_events.received["gone"] = 2
+    stats = Stats(worker.link, Keys())
+    worker.statistics.write()
+    assert (await stats.read([name.rpartition(".")[0]]))[name]["by_app"] == {"1": [0, 0, 5], "gone": [0, 2, 7]}
+    for _ in range(12):
+        worker.statistics.write()
+    assert (await stats.read([name.rpartition(".")[0]]))[name]["by_app"] == {"1": [0, 0, 5]}
+    assert (hub.events_sent, hub.client_events.received) == ({"1": 5}, {})
+
+
 async def test_nothing_is_written_while_redis_is_away(bench):
     worker = await bench.start()
     worker.link.drop("for the test")

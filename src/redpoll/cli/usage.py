@@ -2,6 +2,8 @@
 
 import csv
 import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import click
@@ -40,18 +42,36 @@ def usage(app_id: str, days: int, as_csv: bool, settings: config.Settings, as_js
       redpoll usage 1234567 --days 7
       redpoll usage --days 31 --csv > usage.csv
     """
-    answer = run(settings, "usage", {"app": app_id, "days": days})
-    rows: list[dict[str, Any]] = answer["days"]
-    if missing := answer["unanswered"]:
-        click.echo(f"no answer within a second from {safe(', '.join(missing))}: what it counted is missing", err=True)
+    missing: set[str] = set()
+    pages = _pages(settings, app_id, days, missing)
+    # Before anything is printed: the first page may fail.
+    rows = chain(next(pages), chain.from_iterable(pages))
     if as_json:
-        print_json(rows)
-        return
-    if as_csv:
+        print_json(list(rows))
+    elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(_COLUMNS)
         writer.writerows([row[name] for name in _COLUMNS] for row in rows)
-        return
+    else:
+        _print_text(rows)
+    if missing:
+        names = safe(", ".join(sorted(missing)))
+        click.echo(f"no answer within a second from {names}: what it counted is missing", err=True)
+
+
+def _pages(settings: config.Settings, app_id: str, days: int, missing: set[str]) -> Iterator[list[dict[str, Any]]]:
+    """The rows, page by page. Adds the nodes that don't answer to `missing`."""
+    after: list[str] | None = None
+    while True:
+        answer = run(settings, "usage", {"app": app_id, "days": days, "after": after})
+        missing.update(answer["unanswered"])
+        yield answer["days"]
+        after = answer["next"]
+        if after is None:
+            return
+
+
+def _print_text(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         click.echo(
             f"{row['app_id']}  {row['day']}  peak {row['peak_connections']:,} connections  "

@@ -1,12 +1,14 @@
 """The app records that workers use: a versioned copy of the record store, in Redis.
 
 Control writes it, workers read it. A change comes as a message on the topic `sys` with the next version. Any other
-version, in a message or in a beat, means that a change was missed; then the whole directory is read again. Each version
-has a random id, because a record store that lost changes uses its number again, and says how many records there are
+version, in a message or in a beat, means that a change was missed; then the whole directory is read again. Changes that
+come during a reading are applied to what it read, so that it ends however often records change. Each version has a
+random id, because a record store that lost changes uses its number again, and says how many records there are
 (cluster/README.md "Directory").
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -63,6 +65,14 @@ class DirectoryChanged(TopicMessage, frozen=True, omit_defaults=True):
     app: str | None = None
     record: App | None = None
 
+    @property
+    def version_after(self) -> DirectoryVersion:
+        return DirectoryVersion(self.version, self.id)
+
+    def follows(self, version: DirectoryVersion) -> bool:
+        """Whether it changes one record of the directory of this version."""
+        return self.app is not None and (self.version - 1, self.before) == version
+
 
 async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
     """One record, read from Redis; None if there is none. Raises LinkDown or hiredis.ReplyError."""
@@ -73,9 +83,15 @@ async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
         return None
 
 
-async def read_directory(link: Link, keys: Keys) -> tuple[DirectoryVersion, dict[str, App]] | None:
-    """The whole directory. None if it has no version, was changed meanwhile, or lacks records, as after an eviction.
-    Raises LinkDown or hiredis.ReplyError."""
+async def read_directory(
+    link: Link, keys: Keys, changes: deque[DirectoryChanged] | None = None
+) -> tuple[DirectoryVersion, dict[str, App]] | None:
+    """The whole directory, at the version that it has after the last page. None if it has no version, lacks records, as
+    after an eviction, or was changed meanwhile otherwise than `changes` say. Raises LinkDown or hiredis.ReplyError.
+
+    `changes` are the messages that the caller gets meanwhile, over the same link. Those up to the returned version are
+    removed.
+    """
     before = await link.ask(b"GET", keys.directory_version)
     if before is None:
         return None
@@ -94,12 +110,44 @@ async def read_directory(link: Link, keys: Keys) -> tuple[DirectoryVersion, dict
                 log.error("app record unreadable", app=app_id, reason=str(error))
         if int(cursor) == 0:
             break
-    if await link.ask(b"GET", keys.directory_version) != before:
+    # Redis sends the messages of all changes up to this version before this reply.
+    after = await link.ask(b"GET", keys.directory_version)
+    if after is None:
         return None
-    stored = _Stored.parse(before)
+    stored = _Stored.parse(after)
+    between = _take_between(_Stored.parse(before).version, stored.version, changes or deque())
+    if between is None:
+        return None
+    # A page has some of these changes or none. After all of them, the record of an app is at least as new as its page.
+    for app_id, record in between:
+        unreadable.discard(app_id)
+        if record is None:
+            apps.pop(app_id, None)
+        else:
+            apps[app_id] = record
     if stored.apps not in (None, len(apps) + len(unreadable)):
         return None
     return stored.version, apps
+
+
+def _take_between(
+    version: DirectoryVersion, after: DirectoryVersion, changes: deque[DirectoryChanged]
+) -> list[tuple[str, App | None]] | None:
+    # The changed apps and their records. None: `changes` don't lead from `version` to `after`.
+    if any(change.app is None for change in changes):
+        # Pages may be of the time when the directory was emptied or half written.
+        return None
+    between: list[tuple[str, App | None]] = []
+    while changes and changes[0].version <= after.number:
+        change = changes.popleft()
+        if change.version <= version.number:
+            # It came before the reading began, so all pages have it.
+            continue
+        if change.app is None or not change.follows(version):
+            return None
+        version = change.version_after
+        between.append((change.app, change.record))
+    return between if version == after else None
 
 
 class Directory:
@@ -128,8 +176,8 @@ class Directory:
         self._keys = keys
         self._again_s = again_s
         self._reading: asyncio.Task[None] | None = None
-        # The version that was announced last during a reading.
-        self._announced: DirectoryVersion | None = None
+        # Those that came during a reading and aren't applied yet.
+        self._changes: deque[DirectoryChanged] = deque()
         self._known = False
         self._required: int | None = 0
         self._changed = asyncio.Event()
@@ -167,14 +215,20 @@ class Directory:
 
     def apply(self, change: DirectoryChanged) -> None:
         if self._reading is not None:
-            # The task that reads may have its last answer already, without having been resumed.
-            self._announced = DirectoryVersion(change.version, change.id)
-        elif change.app is not None and (change.version - 1, change.before) == (self.version, self.id):
-            self.version, self.id = change.version, change.id
+            self._changes.append(change)
+        elif not self._follow(change):
+            self.read()
+
+    def _follow(self, change: DirectoryChanged) -> bool:
+        # False: changes before it are missing.
+        version = DirectoryVersion(self.version, self.id)
+        if change.follows(version):
+            assert change.app is not None
+            self.version, self.id = change.version_after
             self._put(change.app, change.record)
             self._update_complete()
-        elif (change.version, change.id) != (self.version, self.id):
-            self.read()
+            return True
+        return change.version_after == version
 
     def read(self) -> None:
         """Starts to read the whole directory, unless that is happening already. The present records stay in use
@@ -190,19 +244,19 @@ class Directory:
     async def _read(self) -> None:
         try:
             while True:
-                self._announced = None
+                # What came before the first question is older than its answer.
+                self._changes.clear()
                 try:
-                    result = await read_directory(self._link, self._keys)
+                    result = await read_directory(self._link, self._keys, self._changes)
                 except LinkDown:
                     # The beat of the next connection asks again.
                     return
                 except hiredis.ReplyError as error:
                     log.warning("directory read failed", reason=str(error))
                     result = None
-                if result is not None and self._announced in (None, result[0]):
+                if result is not None:
                     await self._adopt(*result)
-                    # It may have changed meanwhile.
-                    if self._announced in (None, result[0]):
+                    if await self._follow_changes():
                         return
                 await asyncio.sleep(self._again_s)
         finally:
@@ -217,6 +271,21 @@ class Directory:
         self.version, self.id = version
         self._known = True
         self._update_complete()
+
+    async def _follow_changes(self) -> bool:
+        # In slices, too. It returns in the pass in which none is left, so none can come between it and its caller.
+        complete = True
+
+        def follow(change: DirectoryChanged) -> None:
+            nonlocal complete
+            complete = complete and self._follow(change)
+
+        def changes() -> Iterator[DirectoryChanged]:
+            while self._changes:
+                yield self._changes.popleft()
+
+        await walk(changes(), follow)
+        return complete
 
     def _put(self, app_id: str, app: App | None) -> None:
         old = self.by_id.get(app_id)

@@ -75,6 +75,7 @@ class Counters:
             "publishes_fast_total": publisher.fast_requests,
             "events_published_total": publisher.events_published,
             "events_unconfirmed_total": publisher.unconfirmed,
+            "events_uncached_total": bus.uncached,
             "events_unkept_total": bus.unkept,
             "webhook_rows_waiting": self._outbox.waiting,
             "webhook_rows_lost_total": self._outbox.lost,

@@ -16,7 +16,12 @@ import sqlalchemy as sa
 
 from redpoll.store.sqlite import Sqlite, opened_or_new
 
-__all__ = ["KEEP_DAYS", "KEEP_S", "Charts", "Day", "Point"]
+__all__ = ["FIRST", "KEEP_DAYS", "KEEP_S", "Charts", "Day", "Point", "Position"]
+
+# An app and a day: a place among the days, which are sorted by both.
+Position = tuple[str, str]
+# Before all days.
+FIRST: Final[Position] = ("", "")
 
 # Seconds for which points of a step are kept: what a chart of a day and of a week shows, and a little more.
 KEEP_S: Final = {120: 90_000, 900: 700_000}
@@ -114,14 +119,18 @@ class Charts:
             rows = (await connection.exec_driver_sql(text, (step_s, app_id, since_s))).all()
         return [Point(step_s, app_id, row.time_s, _decode(row.row)) for row in rows]
 
-    async def days(self, since_day: str, app_id: str | None = None) -> list[Day]:
-        """The days from `since_day` on, of all apps or of one, by app and day."""
-        where = "day >= ?"
-        values: tuple[str, ...] = (since_day,)
+    async def days(
+        self, since_day: str, app_id: str | None = None, *, after: Position = FIRST, limit: int = -1
+    ) -> list[Day]:
+        """The days from `since_day` on, of all apps or of one, by app and day: the first `limit` that come after
+        `after`; -1 for all."""
+        where = "(app_id, day) > (?, ?) AND day >= ?"
+        values: tuple[str | int, ...] = (*after, since_day)
         if app_id is not None:
-            where, values = (f"{where} AND app_id = ?", (since_day, app_id))
+            where, values = (f"{where} AND app_id = ?", (*values, app_id))
+        text = f"SELECT * FROM days WHERE {where} ORDER BY app_id, day LIMIT ?"
         async with self._engine.connect() as connection:
-            rows = await connection.exec_driver_sql(f"SELECT * FROM days WHERE {where} ORDER BY app_id, day", values)
+            rows = await connection.exec_driver_sql(text, (*values, limit))
             return [Day._make(row) for row in rows]
 
     async def prune(self, now_s: float, oldest_day: str) -> None:

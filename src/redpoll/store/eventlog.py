@@ -4,16 +4,14 @@ It is a database of its own, because its rows are many and less valuable than re
 so a power loss may lose the last rows. An unreadable file is renamed and a new one is started. Calls are stored in
 batches, many of one app in one row of the database: a row and two index entries per call would cost a quarter of the
 publish that they describe (bench/parts/tracing.py; call_batch.py). A search reads the app's batches from the newest on.
-Apps share the space evenly: the app with the most calls loses its oldest first, and so does the one with the most
-bytes. control/tracing/tracing.py fills the fields.
+Apps share the space evenly (pruning.py). control/tracing/tracing.py fills the fields.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.call_batch import MAX_TIME_DIFFERENCE_MS, AppBatch, CallBatch, CallRow, trace_time_ms
+from redpoll.store.pruning import Pruning
 from redpoll.store.sqlite import Sqlite, opened_or_new
 
 __all__ = ["EventLog", "Found", "Query", "SpanRow"]
@@ -60,7 +59,7 @@ _PRAGMAS: Final = (
     "busy_timeout=5000",
     "cache_size=-16384",
 )
-_ADD_BATCH: Final = "INSERT INTO batches (app_id, first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?, ?)"
+_ADD_BATCH: Final = "INSERT INTO batches (id, app_id, first_ms, last_ms, count, calls) VALUES (?, ?, ?, ?, ?, ?)"
 _ADD_MARK: Final = "INSERT INTO marks (mark, batch_id) VALUES (?, ?)"
 _ADD_SPAN: Final = "INSERT INTO spans (trace_id, app_id, time_ms, stage, detail, time_us) VALUES (?, ?, ?, ?, ?, ?)"
 # A cursor is `batch id * _MAX_BATCH + index in the batch`.
@@ -69,18 +68,8 @@ _MAX_BATCH: Final = 10_000_000
 # memory that searches take.
 _BATCHES_PER_STEP: Final = 20
 _MAX_SEARCHES: Final = 2
-# Above every id and time.
-_MAX: Final = 1 << 62
-# The file's size, whatever is published: bytes for each call that is kept, and at least. A traced call that reaches one
-# channel has about 1 kB with its spans; one with many long names of channels has a hundred times as much.
-_BYTES_PER_CALL: Final = 1_000
-_MIN_BYTES: Final = 16_000_000
-# What stays of a file that is too large, so that this isn't done at each pruning.
-_KEPT_OF_BYTES: Final = 0.9
-# About what a span takes.
-_SPAN_BYTES: Final = 300
-# Batches that one transaction removes; others may write in between.
-_REMOVED_AT_A_TIME: Final = 500
+# Batches that one statement adds: the loop copies their bytes in one go.
+_ADDED_AT_A_TIME: Final = 100
 
 
 class SpanRow(NamedTuple):
@@ -131,13 +120,12 @@ class EventLog:
     def __init__(self, database: Sqlite, keep_calls: int, keep_s: float) -> None:
         self._database = database
         self._engine = database.engine
-        self._keep_calls = keep_calls
-        self._keep_ms = int(keep_s * 1000)
-        self._keep_bytes = max(keep_calls * _BYTES_PER_CALL, _MIN_BYTES)
         # Calls in the file, by app: counting them again would read every batch.
         self._counts: Counter[str] = Counter()
+        # Held by a transaction until `_counts` has it. SQLite has one writer, and makes others sleep.
+        self._changing = asyncio.Lock()
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
-        self._pruned_spans = False
+        self._pruning = Pruning(self._engine, self._counts, self._changing, keep_calls, keep_s)
 
     @classmethod
     async def open(cls, path: Path, keep_calls: int, keep_s: float) -> EventLog:
@@ -175,18 +163,18 @@ class EventLog:
 
         Raises SQLAlchemyError.
         """
-        written: Counter[str] = Counter()
-        async with self._engine.begin() as connection:
-            for batches in calls:
-                for app_id, batch in batches.by_app():
-                    await _add_batch(connection, app_id, batch)
-                    written[app_id] += batch.count
-            if spans:
-                rows = [(*span[:4], _encode(span.detail).decode(), span.time_us) for span in spans]
-                await connection.exec_driver_sql(_ADD_SPAN, rows)
-            if position is not None:
-                await connection.exec_driver_sql("UPDATE position SET stream_id = ?", (position,))
-        self._counts += written
+        batches = [app_batch for call_batch in calls for app_batch in call_batch.by_app()]
+        async with self._changing:
+            async with self._engine.begin() as connection:
+                for start in range(0, len(batches), _ADDED_AT_A_TIME):
+                    await _add_batches(connection, batches[start : start + _ADDED_AT_A_TIME])
+                if spans:
+                    rows = [(*span[:4], _encode(span.detail).decode(), span.time_us) for span in spans]
+                    await connection.exec_driver_sql(_ADD_SPAN, rows)
+                if position is not None:
+                    await connection.exec_driver_sql("UPDATE position SET stream_id = ?", (position,))
+            for app_id, batch in batches:
+                self._counts[app_id] += batch.count
 
     async def find(self, app_id: str, query: Query, limit: int) -> Found:
         """At most `limit` calls of an app, newest first."""
@@ -222,133 +210,21 @@ class EventLog:
         ]
 
     async def prune(self, now_ms: int) -> int:
-        """Removes what is too old, and what exceeds `keep_calls`, the latter from the apps with the most calls. Returns
-        the number of removed calls. Its time depends on what it removes, not on what is stored, unless the file is too
-        large."""
-        oldest_ms = now_ms - self._keep_ms
-        removed = 0
-        if not self._pruned_spans:
-            # Spans without a call, from before this start. Later ones go with the calls of their app.
-            await self._remove_spans("time_ms < ?", oldest_ms)
-            self._pruned_spans = True
-        # SQLite would choose the other index, for GROUP BY, and read all of it.
-        text = (
-            "SELECT app_id, MAX(id) AS last_id FROM batches INDEXED BY batches_by_time WHERE last_ms < ? "
-            "GROUP BY app_id"
-        )
-        async with self._engine.connect() as connection:
-            outdated = (await connection.exec_driver_sql(text, (oldest_ms,))).all()
-        for app in outdated:
-            removed += await self._remove(app.app_id, self._counts[app.app_id], app.last_id, oldest_ms)
-            await self._remove_spans("app_id = ? AND time_ms < ?", app.app_id, oldest_ms)
-        share = _share(self._counts, self._keep_calls)
-        for app_id, count in list(self._counts.items()):
-            if count > share:
-                removed += await self._remove(app_id, count - share)
-                first_ms = await self._first_ms(app_id)
-                if first_ms is not None:
-                    await self._remove_spans("app_id = ? AND time_ms < ?", app_id, first_ms)
-        return removed + await self._shrink()
-
-    async def _shrink(self) -> int:
-        """Removes calls and their spans until the file isn't too large, from the apps that take the most of it. Returns
-        the number of calls."""
-        removed = 0
-        while (used := await self._used_bytes()) > self._keep_bytes:
-            sizes = await self._sizes()
-            # Indexes and pages that aren't full are in proportion.
-            share = _share(sizes, int(sum(sizes.values()) * self._keep_bytes / used * _KEPT_OF_BYTES))
-            large = {app_id: size for app_id, size in sizes.items() if size > share}
-            if not large:
-                break
-            for app_id, size in large.items():
-                # Calls are about equal in size. If the oldest are smaller, the next pass removes more.
-                excess = math.ceil(self._counts[app_id] * (1 - share / size))
-                removed += await self._remove(app_id, excess, at_least=True)
-                first_ms = await self._first_ms(app_id)
-                await self._remove_spans("app_id = ? AND time_ms < ?", app_id, _MAX if first_ms is None else first_ms)
-        return removed
-
-    async def _used_bytes(self) -> int:
-        """What the file has, but for free pages, which it uses again."""
-        async with self._engine.connect() as connection:
-            pages, free, page_bytes = [
-                int((await connection.exec_driver_sql(f"PRAGMA {name}")).scalar_one())
-                for name in ("page_count", "freelist_count", "page_size")
-            ]
-        return (pages - free) * page_bytes
-
-    async def _sizes(self) -> Counter[str]:
-        """About how many bytes each app's calls and spans take."""
-        sizes: Counter[str] = Counter()
-        async with self._engine.connect() as connection:
-            for text in (
-                # Reads each batch once, in the order of the file, and not what it has beyond its first page.
-                "SELECT app_id, SUM(length(calls)) AS bytes FROM batches NOT INDEXED GROUP BY app_id",
-                f"SELECT app_id, COUNT(*) * {_SPAN_BYTES} AS bytes FROM spans GROUP BY app_id",
-            ):
-                for row in await connection.exec_driver_sql(text):
-                    sizes[row.app_id] += row.bytes
-        return sizes
-
-    async def _first_ms(self, app_id: str) -> int | None:
-        """When the app's oldest call began."""
-        text = "SELECT first_ms FROM batches WHERE app_id = ? ORDER BY id LIMIT 1"
-        async with self._engine.connect() as connection:
-            first_ms: int | None = (await connection.exec_driver_sql(text, (app_id,))).scalar()
-        return first_ms
-
-    async def _remove(
-        self, app_id: str, excess: int, last_id: int = _MAX, before_ms: int = _MAX, *, at_least: bool = False
-    ) -> int:
-        """Removes the app's oldest batches up to `last_id`, at most `excess` calls, or at least. Returns the number of
-        calls. Those that aren't from `before_ms` stay: where a clock was set back and forth, they are among the
-        others."""
-        text = "SELECT id, count AS calls FROM batches WHERE app_id = ? AND id <= ? AND last_ms < ? ORDER BY id LIMIT ?"
-        removed = 0
-        while True:
-            async with self._engine.begin() as connection:
-                oldest = (
-                    await connection.exec_driver_sql(text, (app_id, last_id, before_ms, _REMOVED_AT_A_TIME))
-                ).all()
-                ids: list[tuple[int]] = []
-                calls = 0
-                for batch in oldest:
-                    if removed + calls + (0 if at_least else batch.calls - 1) >= excess:
-                        break
-                    ids.append((batch.id,))
-                    calls += batch.calls
-                if ids:
-                    await connection.exec_driver_sql("DELETE FROM batches WHERE id = ?", ids)
-                    await connection.exec_driver_sql("DELETE FROM marks WHERE batch_id = ?", ids)
-            removed += calls
-            self._counts[app_id] -= calls
-            if len(ids) < _REMOVED_AT_A_TIME:
-                if self._counts[app_id] <= 0:
-                    del self._counts[app_id]
-                return removed
-
-    async def _remove_spans(self, where: str, *values: Any) -> None:
-        async with self._engine.begin() as connection:
-            await connection.exec_driver_sql(f"DELETE FROM spans WHERE {where}", values)
+        """Removes what is too old, and what exceeds the space. Returns the number of removed calls."""
+        return await self._pruning.prune(now_ms)
 
 
-def _share(counts: Mapping[str, int], keep: int) -> int:
-    """The greatest number of calls that every app may keep so that all together have at most `keep`."""
-    left, apps = keep, len(counts)
-    for count in sorted(counts.values()):
-        if count * apps > left:
-            return left // apps
-        left -= count
-        apps -= 1
-    return keep
-
-
-async def _add_batch(connection: AsyncConnection, app_id: str, batch: AppBatch) -> None:
-    row = (app_id, batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]")
-    batch_id = (await connection.exec_driver_sql(_ADD_BATCH, row)).lastrowid
-    if batch.marks:
-        await connection.exec_driver_sql(_ADD_MARK, [(mark, batch_id) for mark in sorted(batch.marks)])
+async def _add_batches(connection: AsyncConnection, batches: Sequence[tuple[str, AppBatch]]) -> None:
+    # Ids that are known before, so that one statement adds all. Nothing else adds batches.
+    newest = (await connection.exec_driver_sql("SELECT MAX(id) FROM batches")).scalar() or 0
+    rows = []
+    marks = []
+    for batch_id, (app_id, batch) in enumerate(batches, newest + 1):
+        rows.append((batch_id, app_id, batch.first_ms, batch.last_ms, batch.count, batch.json[:-1] + b"]"))
+        marks += [(mark, batch_id) for mark in sorted(batch.marks)]
+    await connection.exec_driver_sql(_ADD_BATCH, rows)
+    if marks:
+        await connection.exec_driver_sql(_ADD_MARK, marks)
 
 
 def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:

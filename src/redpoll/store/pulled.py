@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.store.deliveries import BATCH, AttemptRow, Result, Waiting, put_results
 from redpoll.store.schema import attempts, deliveries, webhooks
 
-__all__ = ["Ended", "acknowledge", "due", "hand_out", "has_run_out", "next_due", "run_out"]
+__all__ = ["Ended", "acknowledge", "due", "hand_out", "handed_out", "has_run_out", "next_due", "run_out"]
 
 _WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _TRIES: Final = deliveries.c.attempts - deliveries.c.cycle_from
@@ -75,12 +75,18 @@ async def hand_out(
         await put_results(connection, results)
 
 
+async def handed_out(connection: AsyncConnection, endpoint_ids: Collection[str], ids: Sequence[str]) -> list[str]:
+    """The ids of those of these deliveries that `acknowledge` would end."""
+    query = sa.select(deliveries.c.id).where(_acknowledged(endpoint_ids, ids))
+    return list((await connection.execute(query)).scalars())
+
+
 async def acknowledge(
     connection: AsyncConnection, endpoint_ids: Collection[str], ids: Sequence[str], now_s: float, outcome: str
 ) -> list[Ended]:
     """Ends those of these deliveries that were handed out, also after their lease, or as dead letters. Returns them."""
-    which = deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & _HANDED_OUT
-    ended = [Ended(*row) for row in await connection.execute(sa.select(*_ENDED).where(which))]
+    query = sa.select(*_ENDED).where(_acknowledged(endpoint_ids, ids))
+    ended = [Ended(*row) for row in await connection.execute(query)]
     if not ended:
         return []
     numbers = [one.number for one in ended]
@@ -96,6 +102,10 @@ async def acknowledge(
     )
     await connection.execute(completed)
     return ended
+
+
+def _acknowledged(endpoint_ids: Collection[str], ids: Sequence[str]) -> sa.ColumnElement[bool]:
+    return deliveries.c.id.in_(ids) & deliveries.c.endpoint_id.in_(endpoint_ids) & _HANDED_OUT
 
 
 async def has_run_out(connection: AsyncConnection, now_s: float, max_attempts: int) -> bool:

@@ -167,6 +167,7 @@ class Worker:
             self.listeners,
             self.backpressure,
             self.fallback,
+            self.directory.by_id,
         )
 
     def _create_registry(self, mailbox: Mailbox, timings: Timings | None) -> Registry:

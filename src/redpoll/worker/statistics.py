@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -28,10 +29,14 @@ log = structlog.get_logger()
 
 # Apps whose readers are counted for /metrics, those with the most: all are one value in Redis.
 _MAX_APPS_REPORTED: Final = 100
+# Reports with the last figures of a deleted app, a minute: control has counted them by then. After that they are
+# forgotten: each app would cost this worker and control a part of every report.
+_REPORTS_OF_DELETED: Final = 12
 
 
 class Statistics:
-    """Call `write` at times and `unsent.advance` at each tick. `loop_exception` counts what reaches the loop."""
+    """Call `write` at times and `unsent.advance` at each tick. `loop_exception` counts what reaches the loop. `apps`
+    are those that exist."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Statistics:
         listeners: Listeners,
         backpressure: Backpressure,
         fallback: Fallback,
+        apps: Container[str],
     ) -> None:
         self.loop_exceptions_total = 0
         self.unsent = UnsentBytes(gate.hub.open_connections, STATS_EVERY_TICKS)
@@ -52,6 +58,9 @@ class Statistics:
         self._listeners = listeners
         self._backpressure = backpressure
         self._fallback = fallback
+        self._existing = apps
+        # By deleted app: its figures, and how many reports have had them.
+        self._deleted: dict[str, tuple[list[int], int]] = {}
 
     def loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.loop_exceptions_total += 1
@@ -131,7 +140,19 @@ class Statistics:
         sent last isn't counted yet."""
         connections = self._gate.hub.open_connections.counts()
         client_events, sent = self._gate.hub.client_events.received, self._gate.hub.events_sent
-        return {
+        apps = {
             app_id: [connections.get(app_id, 0), client_events.get(app_id, 0), sent.get(app_id, 0)]
             for app_id in {**connections, **sent, **client_events}
         }
+        deleted: dict[str, tuple[list[int], int]] = {}
+        for app_id in [app_id for app_id in apps if app_id not in self._existing]:
+            figures, reports = self._deleted.get(app_id, (None, 0))
+            reports = reports + 1 if figures == apps[app_id] else 1
+            if reports > _REPORTS_OF_DELETED and app_id not in connections:
+                del apps[app_id]
+                client_events.pop(app_id, None)
+                sent.pop(app_id, None)
+            else:
+                deleted[app_id] = apps[app_id], reports
+        self._deleted = deleted
+        return apps

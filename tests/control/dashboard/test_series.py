@@ -210,6 +210,28 @@ async def test_deleted_app_loses_its_series():
     assert [has_series(server, app_id) for app_id in ("1", "2")] == [False, True]
 
 
+async def test_deleted_app_is_counted_to_the_end_and_one_with_its_id_from_the_beginning():
+    apps, usage = {"1", "2"}, Noted()
+    server = Server(usage, apps=apps)
+    server.workers = {"a.1.0": worker(**{"1": [0, 10, 100], "2": [0, 1, 1]})}
+    server.published = {"1": 20, "2": 1}
+    server.sampler.times_by_app = {"1": no_times(), "2": no_times()}
+    await server.sample()
+    apps.discard("1")
+    server.workers = {"a.1.0": worker(**{"1": [0, 11, 102], "2": [0, 1, 1]})}
+    server.published["1"] = 23
+    await server.sample()
+    assert usage.used[-2:] == [("1", 0, 3, 1, 2), ("2", 0, 0, 0, 0)]
+    assert (server.published, [*server.sampler.times_by_app]) == ({"2": 1}, ["2"])
+    server.workers = {"a.1.0": worker(**{"2": [0, 1, 1]})}
+    await server.sample()
+    apps.add("1")
+    server.workers = {"a.1.0": worker(**{"1": [0, 4, 5], "2": [0, 1, 1]})}
+    server.published["1"] = 6
+    await server.sample()
+    assert usage.used[-2:] == [("1", 0, 6, 4, 5), ("2", 0, 0, 0, 0)]
+
+
 async def test_counters_of_an_older_worker_are_accepted():
     server = Server()
     server.workers = {"a.1.0": worker(**{"3": [7, 40]})}

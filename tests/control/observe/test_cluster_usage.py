@@ -5,7 +5,7 @@ import pytest
 from helpers.known_nodes import RUNS, AskingNode, introduce, known
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.survey import Answerers
-from redpoll.control.observe.cluster_usage import ClusterUsage
+from redpoll.control.observe.cluster_usage import PAGE, ClusterUsage
 from redpoll.control.observe.usage import Usage
 from redpoll.store.charts import Charts, Day
 
@@ -44,13 +44,35 @@ async def test_every_node_answers_with_the_sum_of_all_days(nodes):
         assert [(day.app_id, day.published) for day in (await node.usage.find("", 1)).days] == [("3", 25), ("4", 1)]
 
 
+async def test_pages_of_nodes_with_different_apps_have_every_day_once(nodes):
+    one, two = nodes
+    await one.charts.add(days=[Day(str(app), "2023-11-14", 1, 1, 0, 0) for app in range(10, 30)])
+    await two.charts.add(days=[Day(str(app), f"2023-11-{day}", 1, 1, 0, 0) for app in (8, 25, 40) for day in (13, 14)])
+    whole = await one.usage.find("", 2)
+    assert (len(whole.days), sum(day.published for day in whole.days), whole.next) == (25, 26, None)
+    pages = [await one.usage.find("", 2, limit=3)]
+    while pages[-1].next is not None:
+        pages.append(await one.usage.find("", 2, pages[-1].next, limit=3))
+    assert [day for page in pages for day in page.days] == whole.days
+    assert max(len(page.days) for page in pages) <= 3 * len(nodes)
+
+
+async def test_usage_of_all_apps_is_a_page(nodes):
+    one, two = nodes
+    used = [Day(f"{app:05}", "2023-11-14", 1, 1, 0, 0) for app in range(PAGE + 1)]
+    await two.charts.add(days=used)
+    page = await one.usage.find("", 1)
+    assert (page.days, page.next) == (used[:PAGE], (used[PAGE - 1].app_id, "2023-11-14"))
+    assert (await one.usage.find("", 1, page.next)).days == used[PAGE:]
+
+
 async def test_node_that_does_not_answer_is_named(nodes):
     one, two = nodes
     one.own.count("3", 1, 2, 0, 0)
     two.own.count("3", 1, 2, 0, 0)
     two.survey.answerers = Answerers(two.link, Keys(), lambda: "")
     one.survey.answer_s = 0.2
-    assert await one.usage.find("3", 1) == ([Day("3", "2023-11-14", 1, 2, 0, 0)], ["two"])
+    assert await one.usage.find("3", 1) == ([Day("3", "2023-11-14", 1, 2, 0, 0)], ["two"], None)
 
 
 async def test_usage_over_http_counts_what_was_published(plane):

@@ -1,5 +1,7 @@
 """/metrics, parsed with Prometheus' own parser."""
 
+import asyncio
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -133,6 +135,23 @@ async def test_metrics_per_app_are_limited_to_100_apps(routes):
     assert 'redpoll_app_events_published_total{app="149"} 7.0' in text
     assert text.count("redpoll_app_connections{") == 100
     assert "quiet" not in text
+
+
+async def test_apps_are_added_up_in_slices(routes, monkeypatch):
+    monkeypatch.setattr("redpoll.loop.slices.SLICE_S", -1)
+    by_app = {str(app_id): [1, 1, 1] for app_id in range(1_000)}
+    passes = 0
+
+    async def others():
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    await scraped(routes, {"w.1": {"by_app": by_app}, "w.2": {"by_app": by_app}})
+    running.cancel()
+    assert passes >= 100
 
 
 async def test_latency_of_events_is_a_histogram_by_source(routes):

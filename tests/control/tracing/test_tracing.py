@@ -274,15 +274,37 @@ async def test_rows_that_wait_are_bounded_by_their_bytes(tracer, event_log, monk
     assert len(await rows(event_log)) == logged + 1
 
 
-async def test_rows_are_not_written_again_if_pruning_fails(tracer, event_log, monkeypatch):
-    async def full(*args) -> None:
-        raise sa_error()
+async def test_rows_are_written_while_the_log_is_pruned_and_after_a_pruning_that_failed(tracer, event_log, monkeypatch):
+    """With many apps a pruning took many seconds. Rows waited for it, and were lost."""
+    monkeypatch.setattr(tracing, "FLUSH_EVERY_S", 0.05)
+    monkeypatch.setattr(tracing, "PRUNE_EVERY_S", 0.01)
+    prunings = 0
+    pruning, go_on, written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    write = event_log.write
 
-    monkeypatch.setattr(event_log, "prune", full)
-    tracer.ended(FakeRequest(1, event()), 200, 0)
-    await tracer.flush()
-    monkeypatch.undo()
-    await tracer.flush()
+    async def prune(now_ms: int) -> None:
+        nonlocal prunings
+        prunings += 1
+        if prunings == 1:
+            raise sa_error()
+        pruning.set()
+        await go_on.wait()
+
+    async def write_and_say(*batch) -> None:
+        await write(*batch)
+        written.set()
+
+    monkeypatch.setattr(event_log, "prune", prune)
+    monkeypatch.setattr(event_log, "write", write_and_say)
+    tracer.start()
+    try:
+        async with asyncio.timeout(10):
+            await pruning.wait()
+            tracer.ended(FakeRequest(1, event()), 200, 0)
+            await written.wait()
+    finally:
+        go_on.set()
+        await tracer.finish()
     assert len(await rows(event_log)) == 1
 
 

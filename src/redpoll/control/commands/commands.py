@@ -36,11 +36,12 @@ from redpoll.control.observe import debugging
 from redpoll.control.observe.usage import first_day
 from redpoll.control.records.records import RecordError
 from redpoll.ipc.command_socket import Answer, CommandError, decode_command, encode, socket_address
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.tokens import Token
 from redpoll.store.audit import COMMAND_LINE
-from redpoll.store.charts import Charts
+from redpoll.store.charts import FIRST, Charts, Day, Position
 from redpoll.store.errors import reason_of
 
 __all__ = ["COMMANDS", "app_shape", "run", "serve_commands"]
@@ -49,6 +50,8 @@ log = structlog.get_logger()
 
 # A worker lists at most this many (worker/connection_list.py).
 _MAX_CONNECTIONS = 500
+# Days of a page of `usage` without a server. Each page opens the record store, and no clients wait: so pages are large.
+_MAX_DAYS_HERE: Final = 100_000
 _REDIS_ANSWERS_WITHIN_S: Final = 2.0
 # A file of `redpoll apply` has at most 16 MiB, and somewhat more as JSON.
 _MAX_REQUEST_BYTES = 32 << 20
@@ -247,17 +250,24 @@ async def _connections_show(context: Context, args: dict[str, Any]) -> Any:
 
 async def _usage(context: Context, args: dict[str, Any]) -> Any:
     app_id = _app(context, args["app"]).id if args["app"] else ""
-    missing: list[str] = []
+    after = FIRST if args["after"] is None else msgspec.convert(args["after"], Position)
     if context.usage is not None:
-        days, missing = await context.usage.find(app_id, args["days"])
+        days, missing, following = await context.usage.find(app_id, args["days"], after)
     else:
-        charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
-        try:
-            days = await charts.days(first_day(time.time(), args["days"]), app_id or None)
-        finally:
-            await charts.close()
+        days, following = await _usage_here(context, app_id, args["days"], after)
+        missing = []
     shown = [day._asdict() for day in days if day.app_id in context.records.apps]
-    return {"days": shown, "unanswered": missing}
+    return {"days": shown, "unanswered": missing, "next": following}
+
+
+async def _usage_here(context: Context, app_id: str, days: int, after: Position) -> tuple[list[Day], Position | None]:
+    charts = await Charts.open(Path(context.settings.data_dir) / "charts.sqlite")
+    try:
+        since = first_day(time.time(), days)
+        page = await charts.days(since, app_id or None, after=after, limit=_MAX_DAYS_HERE)
+    finally:
+        await charts.close()
+    return page, page[-1][:2] if len(page) == _MAX_DAYS_HERE else None
 
 
 async def _connections_kick(context: Context, args: dict[str, Any]) -> Any:
@@ -349,8 +359,8 @@ COMMANDS: dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]] = {
     "connections list": _connections_list,  # {app, find, channel, limit} -> {total, connections}, newest first
     "connections show": _connections_show,  # {app, id: socket id} -> connection (worker/connection_list.py)
     "connections kick": _connections_kick,  # {app, id} -> {socket}
-    # {app or "", days} -> {days: [{app_id, day, …the fields of store.charts.Day}], unanswered: [node]}, by app and day.
-    # Without a server only of this node.
+    # {app or "", days, after: null or `next`} -> {days: [{app_id, day, …the fields of store.charts.Day}],
+    # unanswered: [node], next: null or [app_id, day]}: a page, by app and day. Without a server only of this node.
     "usage": _usage,
     **app_import.COMMANDS,
     **app_apply.COMMANDS,
@@ -380,6 +390,8 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
         raise CommandError(str(error)) from error
     except ApiError as error:
         raise CommandError(error.message) from error
+    except TooManyWaiting as error:
+        raise CommandError(str(error)) from error
     except Unavailable as error:
         raise CommandError(f"Redis is not available: {error}") from error
     except SQLAlchemyError as error:

@@ -38,7 +38,7 @@ _GROUPS: Final = (
     ),
     ("Limits of an event", ("max_event_name_chars", "max_channels", "max_data_bytes", "max_batch")),
     ("Presence", ("max_presence_members", "max_user_info_bytes")),
-    ("Storage", ("cache_ttl_s", "max_history_channels", "user_resume_s")),
+    ("Storage", ("cache_ttl_s", "max_cached_channels", "max_history_channels", "user_resume_s")),
     ("Plan", ("plan",)),
 )
 _OTHERS: Final = "More"

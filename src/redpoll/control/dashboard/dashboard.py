@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -155,7 +155,7 @@ class Dashboard:
             self.jobs,
         )
 
-    def start(self, timed: Iterable[Route], times_by_app: Mapping[str, Sequence[int]]) -> None:
+    def start(self, timed: Iterable[Route], times_by_app: MutableMapping[str, list[int]]) -> None:
         """`timed` are the routes whose response times are the publish latency; `times_by_app` has the same by app."""
         self.sampler.timed = tuple(timed)
         self.sampler.times_by_app = times_by_app

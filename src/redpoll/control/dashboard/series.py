@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -113,8 +113,8 @@ class _AppSeries:
     def sampled(self, busy: Iterable[str], connected: Iterable[str]) -> Mapping[str, Series]:
         """The series that get a sample. `busy` apps have traffic: when all places are taken, such an app gets the place
         of the one that has been idle for the longest time. `connected` apps get free places only."""
-        self.by_app = {app_id: series for app_id, series in self.by_app.items() if self._exists(app_id)}
-        busy = [app_id for app_id in busy if self._exists(app_id)]
+        self.by_app = {app_id: series for app_id, series in self.by_app.items() if self.exists(app_id)}
+        busy = [app_id for app_id in busy if self.exists(app_id)]
         for app_id in busy:
             if app_id in self.by_app:
                 self.by_app[app_id] = self.by_app.pop(app_id)
@@ -131,11 +131,11 @@ class _AppSeries:
         for app_id in connected:
             if len(self.by_app) >= _MAX_APPS:
                 break
-            if app_id not in self.by_app and self._exists(app_id):
+            if app_id not in self.by_app and self.exists(app_id):
                 self.by_app[app_id] = Series(NAMES)
         return self.by_app
 
-    def _exists(self, app_id: str) -> bool:
+    def exists(self, app_id: str) -> bool:
         return self._existing is None or app_id in self._existing
 
 
@@ -146,15 +146,15 @@ class Sampler:
     they have ended. `webhooks` has the webhook counters, `published` the number of events by app and `attempts` the
     (delivered, failed) webhook attempts by app. `timed` are the routes whose response times make up the publish
     latency, `times_by_app` has the same by app. Averages go to `charts`, what apps used to `usage`: for it only workers
-    count that `is_own` says are of this node. `apps` are those that exist. `clock` is Unix time; rates are by `steady`,
-    because Unix time may be set.
+    count that `is_own` says are of this node. `apps` are those that exist; others are removed from `published` and
+    `times_by_app` once they are counted. `clock` is Unix time; rates are by `steady`, because Unix time may be set.
     """
 
     def __init__(
         self,
         read_workers: Callable[[Iterable[str]], Awaitable[Workers]],
         webhooks: Callable[[], Mapping[str, float]],
-        published: Callable[[], Mapping[str, int]],
+        published: Callable[[], MutableMapping[str, int]],
         attempts: Callable[[], Mapping[str, tuple[int, int]]],
         *,
         charts: Charts | None = None,
@@ -169,7 +169,7 @@ class Sampler:
         self.whole = Series(NAMES)
         self.workers: Workers = {}
         self.timed: Iterable[Route] = ()
-        self.times_by_app: Mapping[str, Sequence[int]] = {}
+        self.times_by_app: MutableMapping[str, list[int]] = {}
         self._read_workers = read_workers
         self._webhooks = webhooks
         self._published = published
@@ -256,7 +256,7 @@ class Sampler:
         passed_s = steady_s - self._sampled_at_s if self._sampled_at_s is not None else None
         self._sampled_at_s, self.workers = steady_s, workers
         counted: dict[tuple[str, str], float] = {}
-        webhooks, published = self._webhooks(), self._published()
+        webhooks, grown = self._webhooks(), await self._published_since(counted)
         done = self._one(counted, "webhook", "delivered", webhooks.get("webhook_attempts_delivered_total", 0.0))
         made = sum(
             count
@@ -264,7 +264,6 @@ class Sampler:
             if name.startswith("webhook_attempts_") and name.endswith("_total")
         )
         attempts = self._one(counted, "webhook", "attempts", made)
-        grown = {app: self._one(counted, "published", app, count, begun=0.0) for app, count in published.items()}
         events = sum(grown.values())
         p50, p99 = self._latency("", [sum(slot) for slot in zip(*(route.times for route in self.timed), strict=True)])
         values = {
@@ -281,7 +280,27 @@ class Sampler:
         if self._averages is not None:
             self._averages.add("", now_s, values)
         await self._sample_apps(now_s, passed_s, counted, whole, own, grown)
+        await walk(list(self.times_by_app), self._forget_times)
         self._counted = counted
+
+    async def _published_since(self, counted: dict[tuple[str, str], float]) -> dict[str, float]:
+        """The growth of each app's counter since the last sample."""
+        published = self._published()
+        grown: dict[str, float] = {}
+
+        def add(app_id: str) -> None:
+            grown[app_id] = self._one(counted, "published", app_id, published[app_id], begun=0.0)
+            if not self._apps.exists(app_id):
+                # An app that gets its id begins at zero.
+                del published[app_id], counted["published", app_id]
+
+        await walk(list(published), add)
+        return grown
+
+    def _forget_times(self, app_id: str) -> None:
+        if not self._apps.exists(app_id):
+            del self.times_by_app[app_id]
+            self._times.pop(app_id, None)
 
     async def _sample_apps(
         self,
@@ -303,18 +322,22 @@ class Sampler:
         await walk({**own, **published}, use)
         # Of all apps, because a counter that isn't read would seem to begin at zero the next time. This process counts
         # these from zero.
-        attempts = {
-            app_id: [
+        attempts: dict[str, list[float]] = {}
+        busy: list[str] = []
+
+        def add_attempts(app: tuple[str, tuple[int, int]]) -> None:
+            app_id, counts = app
+            attempts[app_id] = [
                 self._one(counted, word, app_id, count, begun=0.0)
                 for word, count in zip(("delivered", "failed"), counts, strict=True)
             ]
-            for app_id, counts in self._attempts().items()
-        }
-        busy = [
-            app_id
-            for app_id in {**whole, **published, **attempts}
-            if whole.get(app_id, _NOTHING).is_busy or published.get(app_id) or any(attempts.get(app_id, ()))
-        ]
+
+        def add_busy(app_id: str) -> None:
+            if whole.get(app_id, _NOTHING).is_busy or published.get(app_id) or any(attempts.get(app_id, ())):
+                busy.append(app_id)
+
+        await walk(list(self._attempts().items()), add_attempts)
+        await walk({**whole, **published, **attempts}, add_busy)
         for app_id, series in self._apps.sampled(busy, whole).items():
             of_app, (delivered, failed) = whole.get(app_id, _NOTHING), attempts.get(app_id, (0.0, 0.0))
             p50, p99 = self._latency(app_id, self.times_by_app.get(app_id, ()))
@@ -355,8 +378,9 @@ class Sampler:
                     for total, now, before in zip(totals, counters, process.totals, strict=True)
                 ]
             process.totals = counters
-            add = partial(self._add_app, process, begun, whole, own if process.is_own else {})
-            await walk(worker.get("by_app", {}).items(), add)
+            by_app = worker.get("by_app", {})
+            await walk(by_app.items(), partial(self._add_app, process, begun, whole, own if process.is_own else {}))
+            await walk(list(process.by_app), partial(self._forget_app, process, by_app))
         for name, process in list(self._processes.items()):
             # Where all are missing, nothing could be read.
             process.missing = 0 if name in processes else process.missing + 1 if processes else max(process.missing, 1)
@@ -383,6 +407,11 @@ class Sampler:
             received = sent = 0
         so_far = whole.get(app_id, _NOTHING)
         whole[app_id] = _OfApp(so_far.connections + count, so_far.received + received, so_far.sent + sent)
+
+    def _forget_app(self, process: _Process, reported: Container[str], app_id: str) -> None:
+        # One that exists may only have left the largest apps, which is all that other nodes' workers report.
+        if app_id not in reported and not self._apps.exists(app_id):
+            del process.by_app[app_id]
 
     def _one(
         self, counted: dict[tuple[str, str], float], whose: str, name: str, count: float, begun: float | None = None

@@ -5,7 +5,6 @@ A worker that has lost Redis can't write that there: its figures expire. So its 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ class WorkerFigures:
     async def all(self, ended: Iterable[str] = ()) -> Figures:
         """Those of all nodes' workers. Of other nodes' they have the 100 apps with the most connections only. Of this
         node's processes that have `ended`, those that they wrote last are included."""
-        return await _read(self._stats.read_all({*self._own(), *ended}))
+        return await _read(self._stats.read_all({*self._own(), *ended}, within_s=_WITHIN_S))
 
     async def own(self) -> Figures:
         """Those of this node's workers: each node's /metrics is scraped; sums must count a worker once. The others'
@@ -43,7 +42,7 @@ class WorkerFigures:
 
         Workers without figures whose connection is down have that state, and nothing else."""
         run = self._view.run
-        written = await _read(self._stats.read(self._own()))
+        written = await _read(self._stats.read(self._own(), within_s=_WITHIN_S))
         alive = self._view.alive
         names = self._names | {WorkerId.parse(name).process: name for name in written}
         self._names = {k: names.get(k, str(WorkerId(run, k, 0))) for k in alive}
@@ -56,7 +55,6 @@ class WorkerFigures:
 
 async def _read(reading: Awaitable[Figures]) -> Figures:
     try:
-        async with asyncio.timeout(_WITHIN_S):
-            return await reading
+        return await reading
     except (LinkDown, hiredis.ReplyError, TimeoutError):
         return {}

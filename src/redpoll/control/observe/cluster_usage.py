@@ -3,6 +3,8 @@
 Each node counts what its own workers and its own control plane did (usage.py), so that no event counts twice. The sum
 of the nodes' peaks is an upper bound of the cluster's peak, because nodes have theirs at different times. A node that
 doesn't answer within a second is named.
+
+A hundred thousand apps have millions of days. So all is asked in pages: publishes wait for no more than one of them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,29 +24,37 @@ from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response
 from redpoll.control.http.schemas import UsageDay, UsageResponse
 from redpoll.control.observe.usage import Usage
+from redpoll.loop.slices import walk
 from redpoll.protocol.errors import ApiError
-from redpoll.store.charts import KEEP_DAYS, Day
+from redpoll.store.charts import FIRST, KEEP_DAYS, Day, Position
 
 __all__ = ["DEFAULT_DAYS", "ClusterUsage", "FoundUsage"]
 
 DEFAULT_DAYS: Final = 30
+# Days of a page: more than one app can have.
+PAGE: Final = 1_000
 # int() of thousands of digits raises.
 _NUMBER: Final = re.compile(r"[0-9]{1,3}").fullmatch
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class FoundUsage(NamedTuple):
-    """Days by app and day. `missing` names the nodes that didn't answer."""
+    """Days by app and day. `missing` names the nodes that didn't answer. `next`: the page goes on after this; None on
+    the last page."""
 
     days: list[Day]
     missing: list[str]
+    next: Position | None = None
 
 
 class FindUsage(Question, frozen=True):
-    """Asks a node what an app used on the last `days` days; "": all apps."""
+    """Asks a node what an app used on the last `days` days; "": all apps. It answers with the first `limit` days that
+    come after `after`."""
 
     app: str
     days: int
+    after: Position
+    limit: int
 
 
 class ClusterUsage:
@@ -52,13 +63,20 @@ class ClusterUsage:
     def __init__(self, usage: Usage, survey: NodeSurvey) -> None:
         self._usage = usage
         self._survey = survey
-        survey.answerers.answer_later(FindUsage, lambda question: usage.days(question.app, question.days))
+        survey.answerers.answer_later(
+            FindUsage,
+            lambda question: usage.days(question.app, question.days, question.after, question.limit),
+        )
 
-    async def find(self, app_id: str, days: int) -> FoundUsage:
-        """The last `days` days of an app, or of all apps (""), today's included. Days without use are missing."""
-        own, others = await asyncio.gather(self._usage.days(app_id, days), self._survey.ask(FindUsage(app_id, days)))
-        used = own + [day for answer in others.answers.values() for day in msgspec.json.decode(answer, type=list[Day])]
-        return FoundUsage(_summed(used), others.missing)
+    async def find(self, app_id: str, days: int, after: Position = FIRST, limit: int = PAGE) -> FoundUsage:
+        """The last `days` days of an app, or of all apps (""), today's included: a page, of those that come after
+        `after`. Days without use are missing."""
+        question = FindUsage(app_id, days, after, limit)
+        own, others = await asyncio.gather(self._usage.days(app_id, days, after, limit), self._survey.ask(question))
+        pages = [own, *(msgspec.json.decode(answer, type=list[Day]) for answer in others.answers.values())]
+        # A node whose page is full may have more days after it, and what another has there waits for these.
+        end = min((page[-1][:2] for page in pages if len(page) >= limit), default=None)
+        return FoundUsage(await _summed(chain.from_iterable(pages), end), others.missing, end)
 
     async def show(self, request: Request) -> Response:
         """GET …/usage: `days` is 1 to 400, by default 30. `unanswered` names nodes whose use is missing, if any."""
@@ -71,10 +89,16 @@ class ClusterUsage:
         return request.ok(_encode(UsageResponse(rows, found.missing or UNSET)))
 
 
-def _summed(used: Iterable[Day]) -> list[Day]:
-    summed: dict[tuple[str, str], Day] = {}
-    for day in used:
+async def _summed(used: Iterable[Day], end: Position | None) -> list[Day]:
+    """The days up to `end`; None for all."""
+    summed: dict[Position, Day] = {}
+
+    def add(day: Day) -> None:
         key = (day.app_id, day.day)
+        if end is not None and key > end:
+            return
         so_far = summed.get(key)
         summed[key] = day if so_far is None else Day(*key, *(a + b for a, b in zip(so_far[2:], day[2:], strict=True)))
+
+    await walk(used, add)
     return [summed[key] for key in sorted(summed)]

@@ -6,6 +6,7 @@ The table FAMILIES names every counter. Workers may be on other machines, so the
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -26,6 +27,7 @@ from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Access, Route, Routes, slot_bound_s
 from redpoll.control.tracing.latency import PublishLatency
 from redpoll.control.webhooks.outcomes import Outcome
+from redpoll.loop.slices import walk
 
 __all__ = ["FAMILIES", "Family", "Metrics", "catalog"]
 
@@ -129,6 +131,10 @@ FAMILIES: Final[Mapping[str, Family]] = dict(
         _family("events_published_total", "Events that Redis confirmed, counted per channel."),
         _family("events_unconfirmed_total", "Events that Redis did not confirm in time (answered with 503)."),
         _family(
+            "events_uncached_total",
+            "Events delivered but not cached, because their app has its maximum of channels with a cached event.",
+        ),
+        _family(
             "events_unkept_total",
             "Events delivered but not stored, because their app has its maximum of channels with history.",
         ),
@@ -189,9 +195,47 @@ class Metrics:
     async def metrics(self, request: Request) -> Response:
         """GET /metrics. Without Redis the workers' counters are missing, all but the state of their connections."""
         counters = {**await self._read_workers(), CONTROL: self._own()}
+        apps = await _busiest_apps(counters.values(), self._published())
         registry = CollectorRegistry()
-        registry.register(_Snapshot(counters, self._published(), self._routes(), self._latency))
+        registry.register(_Snapshot(counters, apps, self._routes(), self._latency))
         return Response(200, generate_latest(registry), _TYPE)
+
+
+class _App(NamedTuple):
+    connections: int
+    client_events: int
+    sent: int
+    published: int
+    readers: int
+
+
+async def _busiest_apps(processes: Iterable[Counters], published: Mapping[str, int]) -> dict[str, _App]:
+    """Sums over all processes, for at most _MAX_APPS apps: those with most connections, then with most events. In
+    slices: there may be a hundred thousand apps, and publishes wait meanwhile."""
+    connections: Counter[str] = Counter()
+    client_events: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
+    readers: Counter[str] = Counter()
+    published = Counter(published)
+
+    def add(app: tuple[str, Sequence[int]]) -> None:
+        # Workers of an earlier version report two figures only.
+        app_id, (count, events, *written) = app
+        connections[app_id] += count
+        client_events[app_id] += events
+        sent[app_id] += sum(written)
+
+    for counters in processes:
+        readers.update(counters.get("readers_by_app", {}))
+        await walk(counters.get("by_app", {}).items(), add)
+    busiest = [app_id for app_id, _ in connections.most_common(_MAX_APPS)]
+    for counts in (readers, published):
+        await asyncio.sleep(0)
+        busiest += [app_id for app_id, _ in counts.most_common(_MAX_APPS) if app_id not in connections]
+    return {
+        app_id: _App(*(counts[app_id] for counts in (connections, client_events, sent, published, readers)))
+        for app_id in list(dict.fromkeys(busiest))[:_MAX_APPS]
+    }
 
 
 class _Snapshot:
@@ -200,12 +244,12 @@ class _Snapshot:
     def __init__(
         self,
         counters: Mapping[str, Counters],
-        published: Mapping[str, int],
+        apps: Mapping[str, _App],
         routes: Routes,
         latency: PublishLatency | None,
     ) -> None:
         self._counters = counters
-        self._published = published
+        self._apps = apps
         self._routes = routes
         self._latency = latency
 
@@ -249,22 +293,6 @@ class _Snapshot:
         return family
 
     def _of_apps(self) -> Iterable[Metric]:
-        """Sums over all processes, for at most _MAX_APPS apps: those with most connections, then with most events."""
-        connections: Counter[str] = Counter()
-        client_events: Counter[str] = Counter()
-        sent: Counter[str] = Counter()
-        readers: Counter[str] = Counter()
-        for counters in self._counters.values():
-            readers.update(counters.get("readers_by_app", {}))
-            # Workers of an earlier version report two figures only.
-            for app_id, (count, events, *written) in counters.get("by_app", {}).items():
-                connections[app_id] += count
-                client_events[app_id] += events
-                sent[app_id] += sum(written)
-        published = Counter(self._published)
-        busiest = [app_id for app_id, _ in connections.most_common(_MAX_APPS)]
-        busiest += [app_id for app_id, _ in readers.most_common(_MAX_APPS) if app_id not in connections]
-        busiest += [app_id for app_id, _ in published.most_common(_MAX_APPS) if app_id not in connections]
         families: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("redpoll_app_connections", "Connections of an app.", labels=["app"]),
             CounterMetricFamily("redpoll_app_client_events_total", "Events that clients triggered.", labels=["app"]),
@@ -274,9 +302,9 @@ class _Snapshot:
             CounterMetricFamily("redpoll_app_events_published_total", "Events published over HTTP.", labels=["app"]),
             GaugeMetricFamily("redpoll_app_stream_readers", "Clients that read live over HTTP.", labels=["app"]),
         )
-        for app_id in list(dict.fromkeys(busiest))[:_MAX_APPS]:
-            for family, counts in zip(families, (connections, client_events, sent, published, readers), strict=True):
-                family.add_metric([app_id], counts[app_id])
+        for app_id, app in self._apps.items():
+            for family, count in zip(families, app, strict=True):
+                family.add_metric([app_id], count)
         return families
 
     def _of_routes(self) -> Iterable[Metric]:

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from redpoll.store.charts import KEEP_DAYS, Charts, Day
+from redpoll.store.charts import FIRST, KEEP_DAYS, Charts, Day, Position
 from redpoll.store.errors import reason_of
 
 __all__ = ["Usage", "first_day"]
@@ -99,13 +99,14 @@ class Usage:
         except SQLAlchemyError as error:
             log.warning("old chart data not removed", reason=reason_of(error))
 
-    async def days(self, app_id: str, days: int) -> list[Day]:
-        """The last `days` days of an app, or of all apps (""), today's included, by app and day. Days without use are
-        missing."""
+    async def days(self, app_id: str, days: int, after: Position = FIRST, limit: int = -1) -> list[Day]:
+        """The last `days` days of an app, or of all apps (""), today's included, by app and day: the first `limit` that
+        come after `after`; -1 for all. Days without use are missing."""
         if self._charts is None:
             return []
-        await self.write(now=True)
-        return await self._charts.days(first_day(self._clock(), days), app_id or None)
+        if after == FIRST:
+            await self.write(now=True)
+        return await self._charts.days(first_day(self._clock(), days), app_id or None, after=after, limit=limit)
 
 
 def first_day(now_s: float, days: int) -> str:

@@ -88,13 +88,17 @@ class Tracer:
         self._position = ""
         self._check_position = False
         self._renew_at_s = 0.0
-        self._prune_at_s = 0.0
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
         self._flushing = asyncio.Lock()
 
     def start(self) -> None:
-        self._running = asyncio.get_running_loop().create_task(self._run(), name="event log")
+        loop = asyncio.get_running_loop()
+        self._running = [
+            loop.create_task(self._run(), name="event log"),
+            # A pruning may take long, and rows would wait for it.
+            loop.create_task(self._prune(), name="event log pruning"),
+        ]
 
     def link_up(self) -> None:
         """Redis is connected: from now on the workers of all nodes may send spans of this node's calls."""
@@ -106,8 +110,7 @@ class Tracer:
     async def finish(self) -> None:
         """Writes the remaining rows. It doesn't close the log."""
         self._ending.set()
-        if self._running is not None:
-            await self._running
+        await asyncio.gather(*self._running)
 
     # -- called by the middleware, the API and the webhooks
 
@@ -209,10 +212,22 @@ class Tracer:
     async def _run(self) -> None:
         # Never cancelled: the rows of a running flush exist only there.
         while not self._ending.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_EVERY_S):
-                    await self._ending.wait()
+            await self._pause(FLUSH_EVERY_S)
             await self.flush()
+
+    async def _prune(self) -> None:
+        while not self._ending.is_set():
+            try:
+                await self._log.prune(int(self._clock() * 1000))
+            except SQLAlchemyError as error:
+                log.warning("event log not pruned", reason=reason_of(error))
+            await self._pause(PRUNE_EVERY_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits that long, or until the end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
 
     async def flush(self) -> None:
         """Writes what was collected since the last flush. If that fails, the rows wait for the next one. When this
@@ -243,9 +258,6 @@ class Tracer:
                     self._position = position
                     self._reader.trim(position)
                 ended, spans = CallBatch(), []
-            if self._timer() >= self._prune_at_s:
-                self._prune_at_s = self._timer() + PRUNE_EVERY_S
-                await self._log.prune(int(self._clock() * 1000))
         except SQLAlchemyError as error:
             log.warning("event log not written", calls=ended.count, reason=reason_of(error))
             self._ended.insert_before(ended)
