@@ -66,7 +66,10 @@ _GROUPS: Final = (
             "unsent_bytes",
         ),
     ),
-    ("Messages", ("messages", "frames", "bytes", "events_published", "events_unconfirmed", "publish_to")),
+    (
+        "Messages",
+        ("messages", "frames", "bytes", "events_published", "events_unconfirmed", "events_uncached", "publish_to"),
+    ),
     ("HTTP API", ("http_", "auth_")),
     (
         "History",

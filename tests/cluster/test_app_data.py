@@ -13,7 +13,8 @@ def stored(keys, app_id):
     for channel in CHANNELS:
         for of in (keys.cached, keys.cache_miss, keys.history, keys.history_meta, keys.resumed, keys.request):
             yield of(app_id, channel)
-        yield keys.histories(keys.shard(app_id, channel), app_id)
+        for of_shard in (keys.cached_channels, keys.histories):
+            yield of_shard(keys.shard(app_id, channel), app_id)
 
 
 @pytest.mark.parametrize("prefix", ["rp", "", "r*[p]?"])

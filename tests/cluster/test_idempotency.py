@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -57,11 +58,17 @@ async def test_withdrawing_a_repetition_leaves_the_first_claim(idempotency):
 
 
 async def test_claims_and_answers_are_known_for_two_minutes(idempotency, link):
+    async def is_known_for_two_minutes() -> bool:
+        kept_s = await link.ask(b"TTL", claim.key)
+        return 119 - (time.monotonic() - began) < kept_s <= 120
+
+    began = time.monotonic()
     claim = await idempotency.claim("7", "id-1", REQUEST)
-    assert 110 < await link.ask(b"TTL", claim.key) <= 120
+    assert await is_known_for_two_minutes()
     await link.ask(b"EXPIRE", claim.key, 5)
+    began = time.monotonic()
     await idempotency.settle(claim, b"200")
-    assert 110 < await link.ask(b"TTL", claim.key) <= 120
+    assert await is_known_for_two_minutes()
 
 
 async def test_repeated_request_publishes_once(idempotency, link, keys, make_app, start_worker, wait_until):

@@ -116,6 +116,30 @@ async def test_restarted_children_get_the_folder_of_sockets_again(tree, wait_unt
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("made", ["folder", "link"])
+async def test_no_child_starts_with_a_folder_of_sockets_that_others_may_enter(tree, wait_until, tmp_path, made):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    tree.start(environment={"TMPDIR": str(temporary)})
+    await wait_until(lambda: tree.is_ready)
+    (run_dir,) = temporary.glob("redpoll-*")
+    run_dir.rmdir()
+    strange = run_dir if made == "folder" else tmp_path / "strange"
+    strange.mkdir()
+    # A link is refused also if it leads to a private folder.
+    strange.chmod(0o777 if made == "folder" else 0o700)
+    if made == "link":
+        run_dir.symlink_to(strange)
+    os.kill(tree.pids("control")[0], signal.SIGKILL)
+    await wait_until(lambda: tree.err.count("child not started") >= 2)
+    assert f"{run_dir} was replaced" in tree.err
+    assert len(tree.pids("control")) == 1
+    # When it is gone, all is as before.
+    run_dir.unlink() if made == "link" else run_dir.rmdir()
+    await wait_until(lambda: len(tree.pids("control")) == 2)
+    assert stat.S_IMODE(run_dir.lstat().st_mode) == 0o700
+
+
 async def test_every_worker_gets_the_version_of_the_records_restarted_ones_too(tree, redis, wait_until):
     tree.redis_url = redis.url
     tree.does("control", "records")

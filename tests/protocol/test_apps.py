@@ -190,6 +190,7 @@ def test_the_default_of_each_setting():
         "max_presence_members": 100,
         "max_user_info_bytes": 1024,
         "user_resume_s": 0,
+        "max_cached_channels": 10_000,
         "max_history_channels": 10_000,
         "max_occupied_channels": 1_000_000,
     }

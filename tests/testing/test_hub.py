@@ -38,7 +38,7 @@ async def test_counts_are_announced_at_most_every_250_ms():
         assert json.loads(clients[2].all(COUNT)[0]["data"]) == {"subscription_count": 3}
 
 
-async def test_watchers_hear_of_a_user_at_once_and_of_the_leave_3_s_later():
+async def test_watchers_hear_of_a_user_at_once_and_of_the_leave_3_s_later(still_time):
     with FakeServer(watchlist=True) as server:
         watcher = await sign_in(server, "1", ["2", "3"])
         assert states(await watcher.next(WATCH)) == {"offline": ["2", "3"]}
@@ -110,6 +110,18 @@ async def test_a_cached_event_is_forgotten_in_its_time(server, api):
     late = await Socket.connect(server)
     await late.subscribe("cache-a")
     await late.next("pusher:cache_miss", "cache-a")
+
+
+async def test_channels_with_a_cached_event_are_limited():
+    with FakeServer(max_cached_channels=1) as server:
+        async with Api(server) as api:
+            for channel, data in (("cache-a", "1"), ("cache-b", "2"), ("cache-a", "3")):
+                await api.publish(channel, "e", data)
+            assert (await api.get("/channels/cache-a", info="cache"))["cache"]["data"] == "3"
+            assert (await api.get("/channels/cache-b", info="cache"))["cache"] is None
+            server.clock.advance(server.app.cache_ttl_s)
+            await api.publish("cache-b", "e", "4")
+            assert (await api.get("/channels/cache-b", info="cache"))["cache"]["data"] == "4"
 
 
 async def test_connections_that_do_not_sign_in_are_closed():

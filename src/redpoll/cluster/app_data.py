@@ -25,7 +25,8 @@ async def remove_app_data(link: Link, keys: Keys, app_id: str) -> int:
     pattern = b"%b:{*}:*:%b:*" % (_literal(prefix), _literal(app))
     starts = tuple(b"%b%b:%b:" % (head, kind, app) for head in keys.heads for kind in _KINDS)
     names = [name for name in await link.scan(pattern) if name.startswith(starts)]
-    names += [keys.histories(at, app_id) for at in range(len(keys.heads))]
+    for at in range(len(keys.heads)):
+        names += (keys.cached_channels(at, app_id), keys.histories(at, app_id))
     removed = 0
     for at in range(0, len(names), _PER_WRITE):
         removed += sum(await link.ask_all([(b"DEL", name) for name in names[at : at + _PER_WRITE]]))

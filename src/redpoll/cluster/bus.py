@@ -22,7 +22,7 @@ from redpoll import _frame
 from redpoll._publish import CACHED, RULED, Call, Commands
 from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_envelope, event_tail
 from redpoll.cluster.hooks import Hook
-from redpoll.cluster.publish_call import Flag, PublishRefused, RowTerms, StoreTerms, decode, encode
+from redpoll.cluster.publish_call import CacheTerms, Flag, PublishRefused, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.redis.calls import Publishes, Refused
 from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link, LinkDown
@@ -118,6 +118,7 @@ class _ScriptAnswer:
                 return
             self.bus.unkept += reply.over_cap
             self.bus.unhooked += reply.dropped
+            self.bus.uncached += reply.uncached
             self.done(reply.receivers)
         else:
             self.done(outcome)
@@ -127,13 +128,15 @@ class Bus:
     """Publishes over a link. `confirm_s` bounds the wait for Redis' answer to a question.
 
     `published` counts events. `unkept` counts events that were sent but not stored, because their app
-    has as many channels with history as it may. `unhooked` counts client events without a webhook row, because too many
-    rows are unread.
+    has as many channels with history as it may. `uncached` counts those that were sent but not cached, because their
+    app has as many channels with a cached event as it may. `unhooked` counts client events without a webhook row,
+    because too many rows are unread.
     """
 
     def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
         self.published = 0
         self.unkept = 0
+        self.uncached = 0
         self.unhooked = 0
         # The caller names the epoch before it knows whether the history needs a new one, so each publish brings a name.
         self._run = secrets.token_hex(6)
@@ -315,9 +318,10 @@ class Bus:
         if rule is not None:
             epoch = f"{self._run}{next(self._epochs):x}"
             store = StoreTerms(rule.keep, rule.seconds, cap_of_shard(app.max_history_channels), epoch, rule.era)
-        names, args = encode(
-            self._keys, app.id, channel, flags, tail, app.cache_ttl_s, MARKED_S, store, row, once, index
-        )
+        cache = None
+        if Flag.CACHE in flags:
+            cache = CacheTerms(app.cache_ttl_s, cap_of_shard(app.max_cached_channels))
+        names, args = encode(self._keys, app.id, channel, flags, tail, cache, MARKED_S, store, row, once, index)
         self.published += 1
         self.link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
 

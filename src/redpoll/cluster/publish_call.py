@@ -14,6 +14,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.scripts import ENDED, UNKEPT
 
 __all__ = [
+    "CacheTerms",
     "ChannelEnded",
     "Flag",
     "HistoriesFull",
@@ -69,6 +70,14 @@ class Flag:
     """The event is the channel's last, until its history is cleared. Only with HISTORY."""
 
 
+class CacheTerms(NamedTuple):
+    """For Flag.CACHE: how long the event is cached, and the cap on the app's channels with a cached event in this
+    shard."""
+
+    seconds: int
+    max_cached: int
+
+
 class StoreTerms(NamedTuple):
     """For Flag.HISTORY: how many messages the channel keeps and for how long, the cap on the app's channels with
     history in this shard, and the epoch to begin if the channel has none of this era."""
@@ -88,25 +97,28 @@ class RowTerms(NamedTuple):
     detail: bytes
 
 
+_NO_CACHE: Final = CacheTerms(0, 0)
 _NO_STORE: Final = StoreTerms(0, 0, 0, "", "")
 
 
 class PublishReply(NamedTuple):
     """`receivers` counts the workers that got the event. `offset` is 0 if it isn't stored. `over_cap`: it isn't stored
     because the app has as many channels with history as it may. `dropped`: no webhook row was written because too many
-    are unread. Of an event that was published before, only `receivers` is known."""
+    are unread. `uncached`: the event isn't cached because the app has as many channels with a cached event as it may.
+    Of an event that was published before, only `receivers` is known."""
 
     receivers: int
     offset: int = 0
     epoch: str = ""
     over_cap: bool = False
     dropped: bool = False
+    uncached: bool = False
 
 
 def _keys(head: bytes, app: bytes, tail: bytes, flags: str, once: str, index: int) -> list[bytes]:
     names: list[bytes] = []
     if Flag.CACHE in flags:
-        names += (b"%bk:%b" % (head, tail), b"%bkm:%b" % (head, tail))
+        names += (b"%bk:%b" % (head, tail), b"%bkm:%b" % (head, tail), b"%bka:%b" % (head, app))
     if Flag.HISTORY in flags or Flag.ROW in flags:
         names.append(head + b"clock")
     if Flag.HISTORY in flags:
@@ -124,15 +136,15 @@ def encode(
     channel: str,
     flags: str,
     tail: bytes,
-    cache_s: int,
+    cache: CacheTerms | None,
     once_s: int,
     store: StoreTerms | None = None,
     row: RowTerms | None = None,
     once: str = "",
     index: int = 0,
 ) -> tuple[list[bytes], list[bytes | str | int]]:
-    """KEYS and ARGV of a call. `tail` is the event's envelope from the skipped socket on (envelopes.py). It is cached
-    for `cache_s`. `once` and `index` name the event among those of one request, and are remembered for `once_s`."""
+    """KEYS and ARGV of a call. `tail` is the event's envelope from the skipped socket on (envelopes.py). `once` and
+    `index` name the event among those of one request, and are remembered for `once_s`."""
     head, app = keys.shards.head(app_id, channel), app_id.encode()
     name = b"%b:%b" % (app, channel.encode())
     args: list[bytes | str | int] = [
@@ -140,7 +152,7 @@ def encode(
         b"%bt:%b" % (head, name),
         flags,
         tail,
-        cache_s,
+        *(cache or _NO_CACHE),
         once_s,
         app_id,
         channel,
@@ -162,5 +174,5 @@ def decode(reply: Sequence[Any]) -> PublishReply:
         raise HistoriesFull
     if len(reply) == 2:
         return PublishReply(reply[1])
-    _, receivers, offset, epoch, over_cap, dropped = reply
-    return PublishReply(receivers, int(offset), epoch.decode(), bool(over_cap), bool(dropped))
+    _, receivers, offset, epoch, over_cap, dropped, uncached = reply
+    return PublishReply(receivers, int(offset), epoch.decode(), bool(over_cap), bool(dropped), bool(uncached))

@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -119,8 +120,13 @@ class Children:
 
     def _make_run_dir(self) -> None:
         # A program that cleans up /tmp may have removed it. Without it no socket can be bound, however often the child
-        # is restarted.
-        self._place.run_dir.mkdir(mode=0o700, exist_ok=True)
+        # is restarted. Meanwhile any user of the machine may have made one with its name, and would get what the
+        # children tell each other.
+        run_dir = self._place.run_dir
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        found = run_dir.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise OSError(f"{run_dir} was replaced by what is not a private folder of this user; remove it")
 
     def _start_redis(self) -> None:
         assert self._place.redis_binary is not None

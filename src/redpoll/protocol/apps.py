@@ -107,6 +107,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_presence_members: int = 100
     max_user_info_bytes: int = 1_024
     user_resume_s: int = 0
+    max_cached_channels: int = 10_000
     max_history_channels: int = 10_000
     max_occupied_channels: int = 1_000_000
     history: tuple[HistoryRule, ...] = ()
@@ -320,7 +321,7 @@ _TABLE = (
         "allowed_origins",
         "hosts",
         "Hosts whose pages may connect (else 4009): `host` or `*.host`, with a port unless it is the scheme's own. "
-        "Empty: all. Clients that send no Origin are always allowed.",
+        "Empty: all. Clients that send no Origin, or the server's `public_url`, are always allowed.",
     ),
     Setting(
         "max_connections", "count", "Open connections, over all workers (else 4004). 0: no limit.", maximum=100_000_000
@@ -352,6 +353,14 @@ _TABLE = (
         "s",
         0,
         600,
+    ),
+    Setting(
+        "max_cached_channels",
+        "count",
+        "Cache channels that have a cached event at a time. Events of further ones are delivered, but not cached.",
+        "",
+        1,
+        1_000_000,
     ),
     Setting(
         "max_history_channels",

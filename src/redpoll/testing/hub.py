@@ -342,8 +342,7 @@ class Hub:
     ) -> None:
         """An event of the HTTP API."""
         if is_cache(channel) and space.app.cache_ttl_s > 0:
-            space.cache[channel] = Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s)
-            self._webhooks.cached(space.app, channel)
+            self._cache(space, channel, Cached(event, data, None, self._clock.now() + space.app.cache_ttl_s))
         self._recorder.add(Published(event, channel, data, excluded, correlation_id))
         self._deliver(space, channel, event, data, None, excluded)
 
@@ -356,6 +355,16 @@ class Hub:
             channel.post_paced(pace, part_of(pace, event, data, user_id, skip, offset or 0))
         elif channel is not None:
             channel.post_event(event, data, user_id, skip, offset)
+
+    def _cache(self, space: Space, channel: str, entry: Cached) -> None:
+        """Caches an event, unless as many other channels as the app may have have one."""
+        if self._cached(space, channel) is None and len(space.cache) >= space.app.max_cached_channels:
+            now = self._clock.now()
+            space.cache = {name: other for name, other in space.cache.items() if other.until > now}
+            if len(space.cache) >= space.app.max_cached_channels:
+                return
+        space.cache[channel] = entry
+        self._webhooks.cached(space.app, channel)
 
     def _cached(self, space: Space, channel: str) -> Cached | None:
         cached = space.cache.get(channel)

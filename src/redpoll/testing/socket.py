@@ -143,7 +143,7 @@ class Socket:
             return
         recovers = handshake.recovers(query)
         sid = secrets.randbelow(1 << 40) + 1, secrets.randbelow(1 << 40) + 1
-        self.session = Session(sid, space.current, house.limits, recovers)
+        self.session = Session(sid, space.current, house.limits, recovers, decrypts_all=handshake.decrypts_all(query))
         self._is_greeted = True
         house.hub.opened(self)
         self.send(frames.connection_established(self.session.socket_id, house.activity_timeout_s, recovers))

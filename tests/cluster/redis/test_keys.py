@@ -57,6 +57,7 @@ def test_keys_and_topic_of_a_channel_lie_in_one_slot():
             keys.occupied(at, app_id),
             announced_count(keys, app_id, channel),
             keys.cached(app_id, channel),
+            keys.cached_channels(at, app_id),
             keys.history(app_id, channel),
             keys.history_meta(app_id, channel),
             keys.histories(at, app_id),
@@ -91,6 +92,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         announced_count(keys, "A", "C"),
         keys.cached("A", "C"),
         keys.cache_miss("A", "C"),
+        keys.cached_channels(at, "A"),
         keys.history("A", "C"),
         keys.history_meta("A", "C"),
         keys.histories(at, "A"),
@@ -134,7 +136,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
 
 
 @pytest.mark.parametrize(("most", "share"), [(1, 1), (32, 1), (33, 2), (10_000, 313), (1_000_000, 31_250)])
-def test_cap_on_channels_with_history_is_shared_by_the_shards_with_room_to_spare(most, share):
+def test_cap_on_channels_that_store_something_is_shared_by_the_shards_with_room_to_spare(most, share):
     assert cap_of_shard(most) == share
 
 

@@ -9,7 +9,7 @@ from cluster.announced import announced_count
 from helpers.unkeyed import shard
 from redpoll.cluster.envelopes import Envelope, parse_added, parse_count, parse_removed
 from redpoll.cluster.membership.hold_call import hold_keys
-from redpoll.cluster.publish_call import encode
+from redpoll.cluster.publish_call import CacheTerms, PublishReply, decode, encode
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.scripts import (
@@ -565,9 +565,9 @@ async def test_publish_and_spend_are_refused_when_redis_has_no_memory_left(link,
     try:
         with pytest.raises(hiredis.ReplyError, match="OOM"):
             await link.execute(SPEND, (keys.spent(A, "d"),), (1, 5, 0, 60))
-        names, _ = encode(keys, A, "cache-a", "c", b"", 60, 60)
+        names, _ = encode(keys, A, "cache-a", "c", b"", None, 60)
         with pytest.raises(hiredis.ReplyError, match="OOM"):
-            await link.execute(PUBLISH, names, (keys.publish, b"t", "c", "tail", 60, 60))
+            await link.execute(PUBLISH, names, (keys.publish, b"t", "c", "tail", 60, 9, 60, A, "cache-a"))
     finally:
         await link.ask(b"CONFIG", b"SET", b"maxmemory", 0)
 
@@ -577,13 +577,77 @@ async def test_publish_caches_and_returns_its_receivers_each_time_it_is_repeated
     link.on_push = lambda topic, payload: pushes.append(payload)
     topic = keys.topic(A, "cache-a")
     link.subscribe([topic])
-    names, _ = encode(keys, A, "cache-a", "ci", b"", 60, 120, once="x")
-    first = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
-    again = await link.execute(PUBLISH, names, (keys.publish, topic, "ci", "- - 0 1\ne", 60, 120))
-    assert (first, again) == ([b"OK", 1, b"0", b"", 0, 0], [b"OK", 1])
+    names, _ = encode(keys, A, "cache-a", "ci", b"", None, 120, once="x")
+    args = (keys.publish, topic, "ci", "- - 0 1\ne", 60, 9, 120, A, "cache-a")
+    first = await link.execute(PUBLISH, names, args)
+    again = await link.execute(PUBLISH, names, args)
+    assert (first, again) == ([b"OK", 1, b"0", b"", 0, 0, 0], [b"OK", 1])
     assert pushes == [b"e 0 0 - - 0 1\ne"]
     assert await link.ask(b"GET", names[0]) == b"- - 0 1\ne"
-    assert await link.execute(PUBLISH, names[2:], (keys.publish, topic, "i", "other", 60, 120)) == [b"OK", 1]
+    assert await link.execute(PUBLISH, names[3:], (keys.publish, topic, "i", "other", 0, 0, 120)) == [b"OK", 1]
+
+
+class Caching:
+    """Publishes to cache channels of one shard. `channels` is two of them."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self.link, self.keys, self.at = link, keys, 5
+        self.names = keys.in_shard(self.at)
+        self.counted = keys.cached_channels(self.at, A)
+        self.pushes: list[bytes] = []
+        link.on_push = lambda topic, payload: self.pushes.append(payload)
+        link.subscribe([self.names.topic(A, channel) for channel in ("cache-a", "cache-b")])
+
+    async def publish(self, channel: str, data: str, *, cap: int = 1, seconds: int = 60) -> PublishReply:
+        tail = f"- - 0 1\ne{data}".encode()
+        terms = CacheTerms(seconds, cap)
+        return decode(await self.link.execute(PUBLISH, *encode(self.names, A, channel, "c", tail, terms, 60)))
+
+    async def cached(self, channel: str) -> str | None:
+        tail = await self.link.ask(b"GET", self.names.cached(A, channel))
+        return tail and tail[9:].decode()
+
+
+@pytest.fixture
+def caching(link, keys):
+    return Caching(link, keys)
+
+
+async def test_event_beyond_the_cap_on_cached_channels_is_published_and_not_cached(caching):
+    assert not (await caching.publish("cache-a", "1")).uncached
+    assert (await caching.publish("cache-b", "2")) == PublishReply(1, uncached=True)
+    assert not (await caching.publish("cache-a", "3")).uncached
+    assert (await caching.cached("cache-a"), await caching.cached("cache-b")) == ("3", None)
+    assert [push[-1:] for push in caching.pushes] == [b"1", b"2", b"3"]
+    assert not (await caching.publish("cache-b", "4", cap=2)).uncached
+    assert await caching.cached("cache-b") == "4"
+
+
+async def test_cached_event_that_expired_leaves_its_place_to_another_channel(caching, link):
+    before_ms = await now_ms(link)
+    await caching.publish("cache-a", "1", seconds=604_800)
+    after_ms = await now_ms(link)
+    ends_ms = int(float(await link.ask(b"ZSCORE", caching.counted, b"cache-a")))
+    assert before_ms <= ends_ms - 604_800_000 <= after_ms
+    # The table outlives its entries, also if no new channel comes.
+    await link.ask(b"EXPIRE", caching.counted, 60)
+    await caching.publish("cache-a", "1", seconds=604_800)
+    assert await link.ask(b"TTL", caching.counted) > 604_800
+    await link.ask(b"ZADD", caching.counted, after_ms - 1, b"cache-a")
+    assert not (await caching.publish("cache-b", "2")).uncached
+    assert await link.ask(b"ZRANGE", caching.counted, 0, -1) == [b"cache-b"]
+    # It has no place any more, and the event that it has is not its last one.
+    assert (await caching.publish("cache-a", "3")).uncached
+    assert await caching.cached("cache-a") is None
+
+
+async def test_event_that_is_not_cached_leaves_the_marker_of_the_reported_miss(caching, link):
+    marker = caching.names.cache_miss(A, "cache-b")
+    await link.ask(b"SET", marker, b"1")
+    await caching.publish("cache-b", "1", cap=0)
+    assert await link.ask(b"EXISTS", marker) == 1
+    await caching.publish("cache-b", "2")
+    assert await link.ask(b"EXISTS", marker) == 0
 
 
 # publish, history, locate, clear: a channel's history
@@ -604,8 +668,8 @@ class Story:
     async def publish(
         self, data="x", *, keep=100, seconds=60, cap=9, epoch="E1", era="", flags="h", more=(), once=""
     ) -> list:
-        names, _ = encode(self.keys, A, self.channel, flags, b"", 60, 60, once=once)
-        args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 60, 60, A, self.channel)
+        names, _ = encode(self.keys, A, self.channel, flags, b"", None, 60, once=once)
+        args = (self.keys.publish, self.topic, flags, f"- - 0 1\ne{data}", 0, 0, 60, A, self.channel)
         return await self.link.execute(PUBLISH, names, (*args, keep, seconds, cap, epoch, era, *more))
 
     async def read(self, after=0, upto="+", count=64, most=10_000, end="first") -> tuple:
@@ -814,10 +878,10 @@ async def test_rows_of_client_events_stop_at_half_of_the_bound(story, link, keys
     out = keys.outbox(story.at)
     lua = "for n = 1, 10000 do redis.call('XADD', KEYS[1], n .. '-0', 'k', 'x') end"
     await link.ask(b"EVAL", lua, 1, out)
-    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 1]
+    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 1, 0]
     assert await link.ask(b"XLEN", out) == 10_000
     await link.ask(b"XTRIM", out, b"MAXLEN", b"=", 9_999)
-    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 0]
+    assert (await story.publish(flags="r", more=("", "", "{}")))[4:] == [0, 0, 0]
 
 
 async def test_history_can_be_read_and_cleared_when_redis_has_no_memory_left(story, link, keys):

@@ -12,6 +12,7 @@ from redpoll.cluster.shared_rate import SharedRate
 from redpoll.control.accounts import login_throttle
 from redpoll.control.http.ratelimit import RateLimit
 from redpoll.ipc.messages import NodesChanged
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol.tokens import MANAGE
 from redpoll.store.errors import StoreUnavailable
 
@@ -313,6 +314,19 @@ async def test_an_internal_error_is_500_and_shows_only_its_trace_id(plane):
     assert b"hunter2" not in reply.body
     # The connection stays open.
     assert (await plane.ask("GET", "/readyz")).status == 200
+
+
+async def test_request_of_an_app_with_too_many_that_wait_is_to_be_repeated(plane):
+    async def fails(request):
+        raise TooManyWaiting("16 wait")
+
+    plane.plane.routes.find("/healthz")[0]["GET"].handler = fails
+    reply = await plane.ask("GET", "/healthz")
+    assert (code_of(reply), reply.json()["error"], reply.headers["retry-after"]) == (
+        (429, "rate_limited"),
+        "16 wait",
+        "1",
+    )
 
 
 async def test_only_callers_with_a_credential_see_why_the_record_store_is_unavailable(plane, sign):

@@ -278,22 +278,31 @@ async def test_a_head_that_began_during_the_answer_before_has_the_same_deadline(
 
 
 async def test_a_slow_body_has_its_own_deadline(serve, connect, wait_until):
-    port, number = await serve(head_timeout_s=0.01, body_timeout_s=0.2)
+    port, number = await serve(head_timeout_s=0.01, body_timeout_s=60.0)
     wire = await connect(number)
     wire.send(HEAD_OF_4)
     await wait_until(lambda: port.heads)
     await asyncio.sleep(0.05)
     assert (await wire.ask(b"abcd")).status == 200
+    port.body_timeout_s = 0.2
     assert (await wire.ask(HEAD_OF_4 + b"ab")).status == 408
     assert await wire.wait_closed() == b""
     assert port.reading_bytes == 0
 
 
+def limit_idle_time(port, seconds):
+    """From now on, as if it had been so when the open connections came: a slow machine would have closed them first."""
+    port.idle_timeout_s = seconds
+    for stream in list(port.connections):
+        port.late(stream)
+
+
 async def test_an_idle_connection_is_closed_after_the_idle_timeout(serve, connect):
     port, number = await serve()
-    port.idle_timeout_s = 0.1
-    used, unused = await connect(number), await connect(number)
+    used = await connect(number)
     assert (await used.ask(REQUEST)).status == 200
+    limit_idle_time(port, 0.1)
+    unused = await connect(number)
     assert await used.wait_closed() == await unused.wait_closed() == b""
 
 
@@ -369,8 +378,9 @@ def long_answer(request):
 
 async def test_an_idle_connection_whose_client_reads_nothing_is_cut_off(serve, unread, wait_until):
     port, number = await serve(long_answer)
-    port.idle_timeout_s = port.stalled_s = 0.05
+    port.stalled_s = 0.05
     await unread(port, number)
+    limit_idle_time(port, 0.05)
     await wait_until(lambda: not port.open_streams)
 
 
@@ -385,8 +395,9 @@ async def test_a_client_that_closes_its_side_and_reads_nothing_is_cut_off(serve,
 async def test_a_client_that_reads_slowly_gets_all_of_its_last_answer(serve, unread, wait_until):
     port, number = await serve(long_answer)
     # It ends while the client reads, and each read is progress.
-    port.idle_timeout_s, port.stalled_s = 0.05, 60.0
+    port.stalled_s = 60.0
     wire = await unread(port, number)
+    limit_idle_time(port, 0.05)
     await wait_until(lambda: all(http.state is State.ENDED for http in port.connections.values()))
     wire.writer.transport.resume_reading()
     assert len((await wire.receive()).body) == 20_000_000
@@ -417,12 +428,14 @@ async def test_a_download_is_cut_off_only_if_no_other_connection_is_idle(serve, 
 
 async def test_a_connection_counts_until_its_client_has_read_the_end(serve, connect, unread, wait_until):
     port, number = await serve(long_answer)
-    port.max_connections, port.idle_timeout_s = 1, 0.05
+    port.max_connections = 1
     wire = await unread(port, number, 2)
+    limit_idle_time(port, 0.05)
     await wait_until(lambda: [http.state for http in port.connections.values()] == [State.ENDED])
     assert (await (await connect(number)).receive()).status == 503
     wire.writer.transport.abort()
     await wait_until(lambda: not port.open_streams)
+    port.idle_timeout_s = 60.0
     await connect(number)
     await wait_until(lambda: port.idle)
 

@@ -72,7 +72,8 @@ async def test_store_that_has_become_a_standby_cannot_do_the_leaders_work(own_po
     database = await asyncio.to_thread(own_postgres.create_database)
     store = await Store.open(own_postgres.url(database))
     told: list[FitnessReport] = []
-    made = FitnessReports(told.append, lambda: True, store, **TIMES)
+    # Only an answer says that it is a standby: one that is late would say WITHOUT_STORE as well.
+    made = FitnessReports(told.append, lambda: True, store, **{**TIMES, "answer_within_s": 60.0})
     await asyncio.to_thread(own_postgres.kill)
     own_postgres.make_standby()
     await asyncio.to_thread(own_postgres.start)

@@ -14,6 +14,7 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
 from redpoll.control.records import grants as grants_module
 from redpoll.control.records.grants import Grants
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 from redpoll.store import apps as app_rows
@@ -151,6 +152,33 @@ async def test_a_question_waits_for_others_for_a_bounded_time(make):
     # It is in Redis, where every worker finds it.
     assert ("1", "jti b", NOW_S) in list(grants.table)
     first.cancel()
+
+
+async def test_requests_of_one_app_keep_no_other_app_waiting_for_all_of_them(make):
+    answered, asked = asyncio.Semaphore(0), []
+
+    async def ask(question):
+        asked.append(question.app)
+        await answered.acquire()
+        return {}
+
+    grants = await make(survey=SimpleNamespace(ask=ask), asked_within_s=600.0)
+
+    def unsubscribe(app_id):
+        return asyncio.create_task(grants.unsubscribe(app_id, "private-a", "", "1.2", granted=False))
+
+    waiting = [unsubscribe("1") for _ in range(1_000)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    other = unsubscribe("2")
+    for _ in range(len(waiting) + 1):
+        answered.release()
+    assert await other == 0
+    assert asked[:2] == ["1", "2"]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    # Its own ones are answered in their order, and those beyond the bound are refused at once.
+    assert (outcomes[:257], len(asked)) == ([0] * 257, 258)
+    assert {type(outcome) for outcome in outcomes[257:]} == {TooManyWaiting}
 
 
 async def test_repeated_revocations_do_not_lengthen_the_stream_for_ever(make, redis, monkeypatch):

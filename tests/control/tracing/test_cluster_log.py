@@ -1,5 +1,6 @@
 """The event logs of several nodes, searched as one: on real files and a real Redis."""
 
+import asyncio
 import base64
 
 import pytest
@@ -9,6 +10,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.survey import Answerers
 from redpoll.control.tracing import cluster_log
 from redpoll.control.tracing.cluster_log import ClusterLog
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.store.call_batch import CallBatch, CallRow
 from redpoll.store.eventlog import EventLog, Query, SpanRow
 
@@ -124,3 +126,40 @@ async def test_trace_has_the_spans_of_all_nodes_each_once(nodes):
         assert found.call == row
     assert await one.log.trace("3", "b" * 32) is None
     assert await one.log.trace("4", "a" * 32) is None
+
+
+class StallingLog:
+    """An event log whose searches wait until `go_on` lets one of them go."""
+
+    def __init__(self, event_log: EventLog):
+        self._event_log = event_log
+        self._may_go_on = asyncio.Semaphore(0)
+        self._searches = asyncio.Lock()
+        self.begun: list[str] = []
+
+    async def find(self, app_id: str, query: Query, limit: int):
+        async with self._searches:
+            self.begun.append(app_id)
+            await self._may_go_on.acquire()
+            return await self._event_log.find(app_id, query, limit)
+
+    def go_on(self, count: int):
+        for _ in range(count):
+            self._may_go_on.release()
+
+
+async def test_apps_take_turns_and_an_app_has_few_searches_that_wait(redis, tmp_path):
+    event_log = await EventLog.open(tmp_path / "event_log.sqlite", 10_000, 1e9)
+    stalling = StallingLog(event_log)
+    node = Node(stalling, redis.url, "one")
+    try:
+        searches = [asyncio.create_task(node.log.find(app_id, Query(), 10)) for app_id in 17 * ["a"] + ["b"]]
+        refused = asyncio.create_task(node.log.find("a", Query(), 10))
+        with pytest.raises(TooManyWaiting, match="16 such requests of this app wait"):
+            await refused
+        stalling.go_on(len(searches))
+        await asyncio.gather(*searches)
+        assert stalling.begun == ["a", "b", *16 * ["a"]]
+    finally:
+        await node.finish()
+        await event_log.close()

@@ -1,6 +1,8 @@
 """Deliveries that a back end pulls: handed out, leased, acknowledged, and dead letters in the end."""
 
 import asyncio
+import contextlib
+from uuid import uuid4
 
 import pytest
 
@@ -83,6 +85,40 @@ async def test_acknowledgement_ends_a_delivery_once_also_a_late_one(make_webhook
         "acknowledged",
         60_000,
     )
+
+
+async def test_acknowledgement_of_unknown_deliveries_does_not_wait_for_those_who_change_records(make_webhooks, store):
+    webhooks, _ = await pulled(make_webhooks, transition())
+    unknown = [str(uuid4()) for _ in range(3)]
+    async with asyncio.timeout(60), store.change():
+        assert await webhooks.pulls.acknowledge(APP, unknown) == 0
+
+
+async def test_one_request_of_an_app_at_a_time_waits_among_all_that_change_records(make_webhooks, store, monkeypatch):
+    webhooks, _ = await pulled(make_webhooks, *(transition(channel=f"c{number}") for number in range(20)))
+    ids = [delivery_id for delivery_id, _ in await take(webhooks, 10)]
+    change, running, most = store.change, 0, 0
+
+    @contextlib.asynccontextmanager
+    async def counted():
+        nonlocal running, most
+        # The webhooks' own tasks change something too.
+        ours = asyncio.current_task() in tasks
+        running += ours
+        most = max(most, running)
+        try:
+            async with change() as connection:
+                yield connection
+        finally:
+            running -= ours
+
+    monkeypatch.setattr(store, "change", counted)
+    tasks = [asyncio.create_task(webhooks.pulls.acknowledge(APP, [delivery_id])) for delivery_id in ids]
+    tasks += [asyncio.create_task(take(webhooks, 1)) for _ in range(10)]
+    answers = await asyncio.gather(*tasks)
+    assert answers[:10] == [1] * 10
+    assert len({delivery_id for answer in answers[10:] for delivery_id, _ in answer} - set(ids)) == 10
+    assert most == 1
 
 
 async def test_no_delivery_has_two_leases_and_none_is_sent(make_webhooks):

@@ -349,8 +349,11 @@ async def test_invalid_http_is_a_failure_and_is_not_quoted(sender, garbage, reas
     assert attempt.outcome is Outcome.BROKEN
 
 
-@pytest.mark.parametrize("flood", [b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b"X: y\r\n" * 1000, b"\r\n" * 4096])
-async def test_endless_head_is_limited_in_time_and_memory(make_sender, flood):
+@pytest.mark.parametrize(
+    "flood",
+    [b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b"HTTP/1.1 102 \r\n\r\n", b"X: y\r\n" * 1000, b"\r\n" * 4096],
+)
+async def test_endless_head_ends_the_attempt_long_before_its_time_limit(make_sender, flood):
     async def answer(_request, writer):
         if flood.startswith(b"X"):
             writer.write(b"HTTP/1.1 200 OK\r\n")
@@ -360,9 +363,35 @@ async def test_endless_head_is_limited_in_time_and_memory(make_sender, flood):
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with Receiver(answer) as receiver:
-        attempt = await send(make_sender(timeout_s=0.3), receiver.url)
-    assert attempt.outcome in (Outcome.TIMEOUT, Outcome.BROKEN)
+        attempt = await send(make_sender(timeout_s=60.0), receiver.url)
+    assert (attempt.outcome, attempt.reason) == (Outcome.BROKEN, NOT_HTTP)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_768
+
+
+async def test_some_informational_answers_and_a_long_body_in_one_read_are_usual(sender):
+    body = b"x" * 200_000
+    async with Receiver(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 16 + status(200, "OK", body)) as receiver:
+        attempt = await send(sender, receiver.url)
+    assert (attempt.outcome, attempt.response) == (Outcome.DELIVERED, body[:1024])
+
+
+@pytest.mark.parametrize("unasked", [b"HTTP/1.1 102 \r\n\r\n", status(200, "OK", b"no")])
+async def test_connection_with_an_answer_that_nothing_asked_for_is_closed(
+    make_sender, monkeypatch, wait_until, unasked
+):
+    monkeypatch.setattr("redpoll.control.webhooks.client._IDLE_S", 600.0)
+    sender, writers = make_sender(), []
+
+    async def answer(_request, writer):
+        writers.append(writer)
+        writer.write(OK)
+
+    async with Receiver(answer) as receiver:
+        assert (await send(sender, receiver.url)).ok
+        writers[0].write(unasked)
+        await wait_until(writers[0].is_closing)
+        assert (await send(sender, receiver.url)).response == b"ok"
+    assert [request.connection for request in receiver.requests] == [1, 2]
 
 
 async def test_internal_error_becomes_an_outcome(sender, monkeypatch):

@@ -1,13 +1,17 @@
 """The HTTP endpoint that verifies the signature of a delivery."""
 
+import asyncio
 import hashlib
 import hmac
 import json
+import threading
 
 import pytest
 
 from redpoll.control.http.request import Request
+from redpoll.control.webhooks import verify
 from redpoll.control.webhooks.verify import Verify
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
 
@@ -19,11 +23,11 @@ async def secrets_of(app_id):
     return ENDPOINTS[app_id]
 
 
-async def ask(body):
+async def ask(body, app_id="3", handler=None):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    call = Request("POST", "/apps/3/webhooks/verify", {}, content)
-    call.app = App(id="3", name="three", keys=())
-    answer = await Verify(secrets_of).verify(call)
+    call = Request("POST", f"/apps/{app_id}/webhooks/verify", {}, content)
+    call.app = App(id=app_id, name="three", keys=())
+    answer = await (handler or Verify(secrets_of)).verify(call)
     assert answer.status == 200
     return json.loads(answer.body)
 
@@ -108,3 +112,29 @@ async def test_verification_over_http_uses_current_and_previous_secrets(plane, m
     assert unsigned.status == 401
     await webhooks.endpoints.delete(endpoint.id)
     assert await valid(rotated.secret) == {"valid": False}
+
+
+async def test_loop_goes_on_while_a_large_body_is_hashed_one_of_an_app_at_a_time(monkeypatch, wait_until):
+    sign, begun, go_on = verify.sign, [], threading.Semaphore(0)
+
+    def slow(secret, body):
+        assert threading.current_thread() is not threading.main_thread()
+        begun.append(secret)
+        go_on.acquire()
+        return sign(secret, body)
+
+    monkeypatch.setattr(verify, "sign", slow)
+    payload, handler = "x" * 1_000_000, Verify(secrets_of)
+    body = {"payload": payload, "signature": signature("old", payload)}
+    tasks = [asyncio.create_task(ask(body, handler=handler)) for _ in range(18)]
+    try:
+        await wait_until(tasks[17].done)
+        with pytest.raises(TooManyWaiting):
+            await tasks.pop()
+        tasks.append(asyncio.create_task(ask(body, "4", handler)))
+        await wait_until(lambda: len(begun) == 2)
+        assert sorted(begun) == ["new", "theirs"]
+    finally:
+        go_on.release(1_000)
+    answers = await asyncio.gather(*tasks)
+    assert answers == [{"valid": True, "endpoint_id": "first"}] * 17 + [{"valid": False}]

@@ -1,6 +1,7 @@
 """Requests of a worker to control: one write per loop pass, and exactly one outcome per request."""
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -45,6 +46,17 @@ async def test_without_control_no_request_is_taken_and_the_log_says_so_every_ten
         told
         == [("control plane not reached", str(tmp_path / "requests.sock"), "[Errno 2] No such file or directory")] * 2
     )
+
+
+async def test_a_socket_of_another_user_gets_no_request(link, control, monkeypatch):
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with capture_logs() as logs:
+        assert not link.is_open()
+    assert [line["reason"] for line in logs] == [f"the socket is of another user, with the uid {user}; remove it"]
+    assert not control.requests
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert link.is_open()
 
 
 async def test_each_request_gets_its_own_answer_in_any_order(link, control, wait_until):
@@ -162,6 +174,7 @@ async def test_an_answer_to_a_forgotten_request_is_dropped(link, control, wait_u
 
 
 async def test_requests_to_a_silent_control_plane_fail_and_no_more_are_sent(link, control, wait_until):
+    control.beats = False
     control.answer = lambda request: None
     assert link.is_open()
     old = send(link)

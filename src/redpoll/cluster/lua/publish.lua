@@ -3,7 +3,8 @@
 -- is repeated. Every other event is a plain PUBLISH. publish_call.py encodes the call, decodes the reply, and uses the
 -- same names for the letters.
 --
--- KEYS  k km     the channel's cached event; marker: the cache miss was reported (CACHE)
+-- KEYS  k km ka  the channel's cached event; marker: the cache miss was reported; the app's channels with a cached
+--                event, by the ms at which it expires (CACHE)
 --       clock    the shard's last stamp (HISTORY, ROW)
 --       h hm ha  the channel's messages; its epoch (e), last offset (s), era (r), the seconds that messages are kept
 --                (t), the ms until which nothing has to be trimmed (x), the offset before the epoch's first message (b),
@@ -11,14 +12,15 @@
 --       out      the shard's webhook rows (ROW)
 --       i        marker: this event of that request was published (ONCE)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic  3 flags
---       4 the envelope's tail  5 seconds that it is cached (CACHE)  6 seconds that it is remembered (ONCE)
---       7 app id  8 channel
---       9 number of messages kept  10 seconds that they are kept  11 cap on the app's channels with history in this
---       shard  12 the epoch to begin if the channel has none of this era  13 era (9 to 13: HISTORY)
---       14 user or ''  15 trace id or ''  16 the row's detail (14 to 16: ROW)
--- Returns {'OK', receivers, offset, epoch, over_cap, dropped}; for an event that was published before, only the first
---       two, as they were then. receivers: the workers that got it. offset: '0' if the event isn't stored. over_cap: 1
---       if that is because of the cap. dropped: 1 if no row was written because too many are unread.
+--       4 the envelope's tail  5 seconds that it is cached  6 cap on the app's channels with a cached event in this
+--       shard (5 and 6: CACHE)  7 seconds that it is remembered (ONCE)  8 app id  9 channel
+--       10 number of messages kept  11 seconds that they are kept  12 cap on the app's channels with history in this
+--       shard  13 the epoch to begin if the channel has none of this era  14 era (10 to 14: HISTORY)
+--       15 user or ''  16 trace id or ''  17 the row's detail (15 to 17: ROW)
+-- Returns {'OK', receivers, offset, epoch, over_cap, dropped, uncached}; for an event that was published before, only
+--       the first two, as they were then. receivers: the workers that got it. offset: '0' if the event isn't stored.
+--       over_cap: 1 if that is because of the cap. dropped: 1 if no row was written because too many are unread.
+--       uncached: 1 if the event isn't cached because of the cap.
 --       Or, when nothing was published: {'ENDED'}: an earlier event ended the channel; {'UNKEPT'}: this one can't end
 --       it, because the cap keeps it from being stored.
 
@@ -49,21 +51,27 @@ local function key(wanted)
   taken = taken + 1
   return KEYS[taken]
 end
-local k, km, clock = key(CACHE), key(CACHE), key(HISTORY or ROW)
+local k, km, ka, clock = key(CACHE), key(CACHE), key(CACHE), key(HISTORY or ROW)
 local h, hm, ha = key(HISTORY), key(HISTORY), key(HISTORY)
 local out, i = key(ROW), key(ONCE)
 
 local before = ONCE and redis.call('GET', i)
 if before then return {'OK', tonumber(before)} end
 
-local micros, stamp, prev, epoch, over_cap, dropped = 0, 0, '0', nil, 0, 0
-local app, channel, seconds = ARGV[7], ARGV[8], tonumber(ARGV[10])
-if HISTORY or ROW then
+local micros, stamp, prev, epoch, over_cap, dropped, uncached = 0, 0, '0', nil, 0, 0, 0
+local app, channel, seconds = ARGV[8], ARGV[9], tonumber(ARGV[11])
+if HISTORY or ROW or CACHE then
   local now = redis.call('TIME')
   micros = tonumber(now[1]) * 1000000 + tonumber(now[2])
-  stamp = math.max(tonumber(redis.call('GET', clock) or '0') + 1, micros)
 end
+if HISTORY or ROW then stamp = math.max(tonumber(redis.call('GET', clock) or '0') + 1, micros) end
 local now_ms = string.format('%.0f', math.floor(micros / 1000))
+-- The channel counts among those with a cached event.
+local counted = true
+if CACHE then
+  counted = tonumber(redis.call('ZSCORE', ka, channel) or '0') > tonumber(now_ms)
+  if not counted and redis.call('ZCOUNT', ka, '(' .. now_ms, '+inf') >= tonumber(ARGV[6]) then uncached = 1 end
+end
 -- `trimmed`: nothing has to be trimmed or renewed yet. `known`: the channel counts among those with history.
 local known, trimmed = true, false
 if HISTORY then
@@ -71,13 +79,13 @@ if HISTORY then
   if meta[6] then return {'ENDED'} end
   epoch, prev = meta[1], meta[2] or '0'
   -- Events between two eras were perhaps not stored, so a new era begins a new epoch.
-  if (meta[3] or '') ~= ARGV[13] then epoch = nil end
+  if (meta[3] or '') ~= ARGV[14] then epoch = nil end
   stamp = math.max(stamp, tonumber(prev) + 1)
   -- The first message of an epoch follows an offset that no message has.
   if not epoch then prev = string.format('%.0f', stamp - 1) end
-  trimmed = epoch and meta[4] == ARGV[10] and tonumber(meta[5] or '0') > tonumber(now_ms)
+  trimmed = epoch and meta[4] == ARGV[11] and tonumber(meta[5] or '0') > tonumber(now_ms)
   known = trimmed or tonumber(redis.call('ZSCORE', ha, channel) or '0') > tonumber(now_ms)
-  if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[11]) then over_cap = 1 end
+  if not known and redis.call('ZCOUNT', ha, '(' .. now_ms, '+inf') >= tonumber(ARGV[12]) then over_cap = 1 end
   if over_cap == 1 and END then return {'UNKEPT'} end
 end
 if ROW and redis.call('XLEN', out) >= MAX_OPTIONAL_ROWS then dropped = 1 end
@@ -86,9 +94,16 @@ if ROW and redis.call('XLEN', out) >= MAX_OPTIONAL_ROWS then dropped = 1 end
 -- gets it exactly once.
 local id = string.format('%.0f', stamp)
 if HISTORY or ROW then redis.call('SET', clock, id) end
-if CACHE then
+if uncached == 1 then
+  -- Joiners must not get an event that isn't the last one.
+  redis.call('DEL', k)
+elseif CACHE then
   redis.call('SET', k, tail, 'EX', ARGV[5])
   redis.call('DEL', km)
+  if not counted then redis.call('ZREMRANGEBYSCORE', ka, '-inf', now_ms) end
+  redis.call('ZADD', ka, string.format('%.0f', now_ms + ARGV[5] * 1000), channel)
+  -- 8 days: a day longer than an event can be cached. Each time: channels that are refreshed must not lose their place.
+  redis.call('EXPIRE', ka, 691200)
 end
 local offset = '0'
 if over_cap == 1 then
@@ -97,7 +112,7 @@ if over_cap == 1 then
   redis.call('UNLINK', hm, h)
 elseif HISTORY then
   offset = id
-  redis.call('XADD', h, 'MAXLEN', '=', ARGV[9], id .. '-0', 'p', prev, 'd', tail)
+  redis.call('XADD', h, 'MAXLEN', '=', ARGV[10], id .. '-0', 'p', prev, 'd', tail)
   if trimmed then
     redis.call('HSET', hm, 's', id)
   else
@@ -105,10 +120,10 @@ elseif HISTORY then
     -- are still stored, and everything expires later by the time between two of these.
     local kept_ms, interval_ms = seconds * 1000, math.floor(math.min(seconds * 1000 / 16, 60000))
     if not epoch then redis.call('HSET', hm, 'b', prev) end
-    epoch = epoch or ARGV[12]
+    epoch = epoch or ARGV[13]
     redis.call('XTRIM', h, 'MINID', '=', string.format('%.0f', micros - kept_ms * 1000))
     redis.call('PEXPIRE', h, kept_ms + interval_ms)
-    redis.call('HSET', hm, 'e', epoch, 's', id, 'r', ARGV[13], 't', seconds,
+    redis.call('HSET', hm, 'e', epoch, 's', id, 'r', ARGV[14], 't', seconds,
       'x', string.format('%.0f', now_ms + interval_ms))
     -- 31 days: a day longer than the longest rule.
     redis.call('EXPIRE', hm, 2678400)
@@ -126,8 +141,8 @@ if END then
   redis.call(command, topic, HISTORY_ENDED .. ' ' .. id)
 end
 if ROW and dropped == 0 then
-  local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[16]}
-  for _, extra in ipairs({{'u', ARGV[14]}, {'i', ARGV[15]}}) do
+  local row = {'k', 'client_event', 'a', app, 'c', channel, 't', now_ms, 'x', ARGV[17]}
+  for _, extra in ipairs({{'u', ARGV[15]}, {'i', ARGV[16]}}) do
     if extra[2] ~= '' then
       row[#row + 1] = extra[1]
       row[#row + 1] = extra[2]
@@ -135,5 +150,5 @@ if ROW and dropped == 0 then
   end
   redis.call('XADD', out, 'MAXLEN', '~', MAX_ROWS, id .. '-0', unpack(row))
 end
-if ONCE then redis.call('SET', i, receivers, 'EX', ARGV[6]) end
-return {'OK', receivers, offset, epoch or '', over_cap, dropped}
+if ONCE then redis.call('SET', i, receivers, 'EX', ARGV[7]) end
+return {'OK', receivers, offset, epoch or '', over_cap, dropped, uncached}

@@ -71,10 +71,10 @@ def user_pseudo(user_id: str) -> str:
     return f"%u:{user_id}"
 
 
-def cap_of_shard(max_histories: int) -> int:
-    """How many of its `max_histories` channels with history an app may have in one shard: twice an even share, because
-    channels don't spread evenly over the shards, and at least one."""
-    return max(1, -(-2 * max_histories // SHARDS))
+def cap_of_shard(most: int) -> int:
+    """How many channels with history, or with a cached event, an app may have in one shard if it may have `most` of
+    them: twice an even share, because channels don't spread evenly over the shards, and at least one."""
+    return max(1, -(-2 * most // SHARDS))
 
 
 # Below this limit a channel that becomes occupied is always compared with the app's total.
@@ -154,6 +154,9 @@ class Keys:
 
     def cache_miss(self, app_id: str, channel: str) -> bytes:
         return b"%bkm:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())
+
+    def cached_channels(self, at: int, app_id: str) -> bytes:
+        return b"%bka:%b" % (self.heads[at], app_id.encode())
 
     def history(self, app_id: str, channel: str) -> bytes:
         return b"%bh:%b:%b" % (self.shards.head(app_id, channel), app_id.encode(), channel.encode())

@@ -26,6 +26,7 @@ from redpoll.control.http.router import NoRoute, Place, Route, Routes, no_times
 from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import HEAD_ONLY
+from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import ApiError
@@ -241,6 +242,9 @@ class Front:
             return response
         if isinstance(error, Unavailable):
             return self._fault(request, ApiError("unavailable", str(error)))
+        if isinstance(error, TooManyWaiting):
+            request.more_headers += header_line("Retry-After", "1")
+            return self._fault(request, ApiError("rate_limited", str(error)))
         if isinstance(error, StoreUnavailable):
             self._log_unavailable(error)
             # The reason names the database's host and user, and pages without a login show this too.

@@ -22,6 +22,7 @@ from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.revoked_grants import RevokedInRedis
 from redpoll.cluster.survey import Survey
+from redpoll.loop.turns import Turns
 from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import KEPT_S, MAX_REVOKED, RevokedGrants, of_channel, of_grant
 from redpoll.store import revoked_grants
@@ -39,6 +40,8 @@ _RETRY_S: Final = 1.0
 _WRITTEN_WITHIN_S: Final = 1.9
 # A question waits this long for those of other requests.
 _ASKED_WITHIN_S: Final = 2.0
+# Questions of an app that wait for those that it asked before.
+_MAX_WAITING: Final = 256
 
 
 class Grants:
@@ -74,6 +77,7 @@ class Grants:
         self._task: asyncio.Task[None] | None = None
         # Workers answer a bounded number of questions at a time.
         self._asking = asyncio.Lock()
+        self._turns = Turns(_MAX_WAITING)
         self._filling = asyncio.Lock()
 
     async def load(self) -> None:
@@ -120,7 +124,8 @@ class Grants:
         subscriptions and readers over HTTP it ended.
 
         Raises Unavailable if Redis or a worker didn't confirm it; the revocation counts as soon as they can be reached.
-        Raises ApiError if the app has too many.
+        Raises ApiError if the app has too many. Raises TooManyWaiting if too many of its requests wait; the revocation
+        counts nevertheless, and what it ends ends within a second.
         """
         self._need_room(app_id, subject)
         at_s = int(self._clock())
@@ -157,16 +162,16 @@ class Grants:
         return ended
 
     async def _ask(self, question: RevokeGrants | Unsubscribe) -> dict[str, Any]:
-        """Asks all workers, one question at a time. Raises Unavailable, also if others ask for too long."""
-        try:
-            async with asyncio.timeout(self._asked_within_s):
-                await self._asking.acquire()
-        except TimeoutError:
-            raise Unavailable(f"other requests were not answered within {self._asked_within_s:g} s") from None
-        try:
+        """Asks all workers, one question at a time; apps take turns. Raises Unavailable, also if others ask for too
+        long, and TooManyWaiting."""
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(self._asked_within_s):
+                    await turn.enter_async_context(self._turns.of(question.app))
+                    await turn.enter_async_context(self._asking)
+            except TimeoutError:
+                raise Unavailable(f"other requests were not answered within {self._asked_within_s:g} s") from None
             return await self._survey.ask(question)
-        finally:
-            self._asking.release()
 
     def _need_room(self, app_id: str, subject: str) -> None:
         app = self.table.of(app_id)

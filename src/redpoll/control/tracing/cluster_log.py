@@ -2,7 +2,8 @@
 
 Each node logs the calls that it answered, and what happened to their events on all nodes (control/tracing/README.md
 "Event log and trace"). A client's event is in the logs of all nodes, and is shown once. A node that doesn't answer
-within a second is named. A node without others reads its own log only.
+within a second is named. A node without others reads its own log only. Apps take turns: a search may read all that an
+app has published, and only a few can run at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from redpoll.cluster.questions import Question
 from redpoll.cluster.survey import NodeSurvey
+from redpoll.loop.turns import Turns
 from redpoll.store.call_batch import CallRow
 from redpoll.store.eventlog import EventLog, Query, SpanRow
 
@@ -24,6 +26,8 @@ __all__ = ["ClusterLog", "FoundCalls", "FoundTrace"]
 # What a node returns to another at a time. With fewer calls than were asked for, the search says that there are more.
 _MAX_ANSWER_BYTES: Final = 2_000_000
 _MAX_NUMBER_CHARS: Final = 15
+# Searches of an app that wait for those that it began before.
+_MAX_WAITING: Final = 16
 
 
 class FoundCalls(NamedTuple):
@@ -97,12 +101,18 @@ class ClusterLog:
         self._log = event_log
         self._survey = survey
         self._name = name
+        self._turns = Turns(_MAX_WAITING)
         survey.answerers.answer_later(FindCalls, self._answer_find)
         survey.answerers.answer_later(FindTrace, self._answer_trace)
 
     async def find(self, app_id: str, query: Query, limit: int, cursor: str | None = None) -> FoundCalls:
-        """At most `limit` calls of an app, newest first. Raises ValueError: the cursor is none of ours."""
+        """At most `limit` calls of an app, newest first. Raises ValueError: the cursor is none of ours. Raises
+        TooManyWaiting."""
         position = _parse(cursor, self._name)
+        async with self._turns.of(app_id):
+            return await self._find(app_id, query, limit, position)
+
+    async def _find(self, app_id: str, query: Query, limit: int, position: _Cursor) -> FoundCalls:
         if self._survey.alone:
             page = await self._log.find(app_id, position.narrow(query, self._name), limit)
             return FoundCalls(page.calls, None if page.next is None else str(page.next), [])
@@ -115,10 +125,11 @@ class ClusterLog:
         return FoundCalls(calls, following, others.missing)
 
     async def trace(self, app_id: str, trace_id: str) -> FoundTrace | None:
-        """None if no node that answered has such a call."""
-        own, others = await asyncio.gather(
-            self._log.trace(app_id, trace_id), self._survey.ask(FindTrace(app_id, trace_id))
-        )
+        """None if no node that answered has such a call. Raises TooManyWaiting."""
+        async with self._turns.of(app_id):
+            own, others = await asyncio.gather(
+                self._log.trace(app_id, trace_id), self._survey.ask(FindTrace(app_id, trace_id))
+            )
         parts = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
         call = next((call for call, _ in parts if call is not None), None)
         if call is None:

@@ -11,8 +11,9 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import (
     ClientError,
@@ -26,6 +27,9 @@ from aiohttp import (
     TraceConfig,
 )
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError, RawResponseMessage
+from aiohttp.streams import StreamReader
 from yarl import URL
 
 from redpoll import __version__
@@ -45,6 +49,11 @@ _READ_BYTES: Final = 65_536
 _IDLE_S: Final = 4.0
 _MAX_HEAD_BYTES: Final = 8_192
 _MAX_HEADERS: Final = 100
+# What may come before the head of an answer is complete: bytes, and informational answers (1xx).
+_MAX_BYTES_TO_HEAD: Final = 65_536
+_MAX_INFORMATIONAL: Final = 16
+# aiohttp parses a piece at a time, so that a receiver is stopped soon after it has sent too much.
+_PIECE_BYTES: Final = 8_192
 # Tries per attempt: a receiver may close a pooled connection at the moment it is used.
 _TRIES: Final = 3
 # A lookup occupies a thread until the system's resolver gives up: half a minute if the name servers don't answer.
@@ -66,6 +75,8 @@ class Client:
             limit=0,
             keepalive_timeout=_IDLE_S,
         )
+        # aiohttp has no public way to bound what comes before an answer. test_sender.py fails if this one ends.
+        connector._factory = cast(partial[ResponseHandler], partial(BoundedHandler, loop=asyncio.get_running_loop()))
         self._session = ClientSession(
             connector=connector,
             cookie_jar=DummyCookieJar(),
@@ -137,6 +148,56 @@ class Client:
                 return error.__cause__.shown
             raise NotShown(*of_error(error, url)) from error
         raise AssertionError("a certificate matched MATCHES_NONE")
+
+
+class BoundedHandler(ResponseHandler):
+    """aiohttp's end of a connection, closed when a receiver sends too much before the head of an answer, or an answer
+    that no request has asked for.
+
+    aiohttp itself reads informational answers without end, and each read of them takes some ms of the event loop. While
+    no request runs, it keeps all answers.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._awaits_head = False
+        self._bytes_to_head = 0
+        self._informational = 0
+
+    def set_response_params(self, **parameters: Any) -> None:
+        """A request begins."""
+        self._awaits_head = True
+        self._bytes_to_head = _MAX_BYTES_TO_HEAD
+        self._informational = _MAX_INFORMATIONAL
+        super().set_response_params(**parameters)
+
+    def data_received(self, data: bytes) -> None:
+        # aiohttp also calls this without data, to go on with what it has.
+        for at in range(0, len(data) or 1, _PIECE_BYTES):
+            if self.exception() is not None:
+                return
+            piece = data[at : at + _PIECE_BYTES]
+            super().data_received(piece)
+            if self._awaits_head:
+                self._bytes_to_head -= len(piece)
+                if self._bytes_to_head < 0:
+                    self._refuse()
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        code = data[0].code
+        is_final = code == 101 or not 100 <= code < 200
+        self._informational -= not is_final
+        if not self._awaits_head or self._informational < 0:
+            self._refuse()
+        else:
+            self._awaits_head = not is_final
+            super().feed_data(data, size)
+
+    def _refuse(self) -> None:
+        if self.exception() is None:
+            self.set_exception(HttpProcessingError(message="too much before an answer"))
+            if self.transport is not None:
+                self.transport.abort()
 
 
 class Resolver(AbstractResolver):

@@ -19,6 +19,7 @@ from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import Outcome
 from redpoll.control.webhooks.payloads import format_of, headers
+from redpoll.loop.turns import Turns
 from redpoll.protocol.apps import Key
 from redpoll.store import pulled as pulled_rows
 from redpoll.store.deliveries import BATCH, Waiting
@@ -34,6 +35,8 @@ MAX_LIMIT: Final = 100
 _MAX_BYTES: Final = 512 * 1024
 # Of one acknowledgement.
 MAX_IDS: Final = 1_000
+# Requests of an app that wait to change something. All apps share the store's only writer.
+_MAX_WAITING: Final = 256
 # PostgreSQL refuses a statement with a NUL, so the store is asked only for what can be an id.
 _DELIVERY_ID: Final = re.compile(r"[0-9a-f-]{36}").fullmatch
 
@@ -86,6 +89,7 @@ class Pulls:
         self._signing_key = signing_key
         self._clock = clock
         self._on_left = on_left
+        self._turns = Turns(_MAX_WAITING)
 
     @property
     def _max_attempts(self) -> int:
@@ -96,7 +100,7 @@ class Pulls:
     async def hand_out(self, app_id: str, endpoint_id: str | None, limit: int) -> tuple[list[Handed], float | None]:
         """At most `limit` due deliveries of the app, or of one endpoint, the longest due first, and in how many seconds
         the next one is due if there are none: None if none waits. A limit of 0 only asks whether there is such an
-        endpoint. Raises RecordError if the app has none."""
+        endpoint. Raises RecordError if the app has none, and TooManyWaiting."""
         endpoints = {one.id: one for one in self._asked(app_id, endpoint_id) if one.enabled}
         if not limit:
             return [], None
@@ -106,7 +110,7 @@ class Pulls:
             return [], None
         if (left_s := next_at - self._clock()) > 0:
             return [], left_s
-        async with self._store.change() as connection:
+        async with self._turns.of(app_id), self._store.change() as connection:
             now_s = self._clock()
             waiting = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
             chosen = _up_to_bytes(waiting)
@@ -120,12 +124,16 @@ class Pulls:
 
     async def acknowledge(self, app_id: str, ids: Sequence[str]) -> int:
         """Ends these deliveries, and returns how many. Those that are unknown, ended, or were never handed out don't
-        count."""
+        count. Raises TooManyWaiting."""
         endpoints = [one.id for one in self._endpoints.of_app(app_id) if one.pulled]
         ids = [one for one in ids if _DELIVERY_ID(one)]
         if not (endpoints and ids):
             return 0
-        async with self._store.change() as connection:
+        async with self._store.reading() as connection:
+            ids = await pulled_rows.handed_out(connection, endpoints, ids)
+        if not ids:
+            return 0
+        async with self._turns.of(app_id), self._store.change() as connection:
             ended = await pulled_rows.acknowledge(connection, endpoints, ids, self._clock(), Outcome.DELIVERED)
         self._count(app_id, Outcome.DELIVERED, len(ended))
         self._left(ended)

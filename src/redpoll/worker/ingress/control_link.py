@@ -8,7 +8,9 @@ away or fell silent before it answered. No request is sent twice. Knows nothing 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import struct
 import time
 from typing import Final, Protocol
 
@@ -143,6 +145,10 @@ class ControlLink:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._path)
+            _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            # Who made the socket's folder again after it was removed would get all requests, with their secrets.
+            if user != os.geteuid():
+                raise PermissionError(f"the socket is of another user, with the uid {user}; remove it")
         except OSError as error:
             sock.close()
             if self._beat >= self._unreached_beat:
