@@ -107,12 +107,15 @@ async def delivery_is_back(publisher: Publisher, sockets: list[Socket], since: f
         await asyncio.sleep(0.01)
 
 
-def check(publisher: Publisher, sockets: list[Socket]) -> None:
+async def check(publisher: Publisher, sockets: list[Socket]) -> None:
+    """Call it when the publisher has ended. The last events may still be under way."""
     accepted = set(publisher.accepted())
     for one in publisher.published:
         assert one.status in (200, 503), one
         assert one.status == 200 or one.retry_after, one
     for socket in sockets:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await socket.until(lambda: accepted <= set(numbers(socket)))  # noqa: B023
         assert not socket.lost, "a client connection was dropped"
         seen = numbers(socket)
         twice = [number for number, times in Counter(seen).items() if times > 1]

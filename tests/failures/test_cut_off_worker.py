@@ -129,7 +129,7 @@ async def test_worker_without_descriptors_holds_up_no_publish_after_redis_came_b
             figures.note(HEADING, "Redis restarted: publishing back", back_s, "s", "6 s")
             await publish_everywhere(crowd)
             await eventually(lambda: is_named(crowd.b, 1), True)
-    check(publisher, crowd.stay)
+    await check(publisher, crowd.stay)
     log = (crowd.a.folder / "err").read_text()
     assert re.search(r"publishes wait for workers.* of b", log)
     await crowd.returned()
@@ -263,5 +263,5 @@ async def test_node_that_dies_with_redis_holds_up_no_publish_until_it_counts_as_
         figures.note(
             "A Redis master fails", "a node dies with Redis: publishing back after Redis", back_s, "s", "2.5 s"
         )
-    check(publisher, [socket])
+    await check(publisher, [socket])
     await end_all([socket])

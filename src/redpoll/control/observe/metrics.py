@@ -350,6 +350,6 @@ def catalog() -> list[Metric]:
     counters = {
         **dict.fromkeys(FAMILIES, 0.0),
         "redis_connection_state": ConnectionState.OPEN,
-        "by_app": {"1": [0, 0, 0]},
     }
-    return list(_Snapshot({"": counters}, {}, Routes([route]), PublishLatency()).collect())
+    apps = {"1": _App(0, 0, 0, 0, 0)}
+    return list(_Snapshot({"": counters}, apps, Routes([route]), PublishLatency()).collect())
