@@ -268,14 +268,19 @@ async def test_history_begins_for_a_reader_once(history, link, keys):
     assert page == Page(epoch, top, [], False, top)
 
 
-async def test_first_message_follows_the_position_of_a_history_that_was_begun(history, publish):
+async def test_first_message_follows_the_position_of_a_history_that_was_begun(history, link, keys, publish):
     epoch, top = await asked(history.begin, APP, "news", RULE)
     await publish(2)
     page = await asked(history.page, "7", "news", top, 64)
     assert page.follows(epoch, top)
     assert numbers(page) == [0, 1]
-    # It has messages now, so it lives as long as they do.
+    # It has messages now, so it lives a day longer than they do, and than those of its last reader's time would.
+    key = keys.history_meta("7", "news")
+    kept_s = await link.ask(b"TTL", key)
+    assert kept_s > 86_400
+    await link.ask(b"EXPIRE", key, 1_000)
     assert await asked(history.begin, APP, "news", RULE) == (epoch, page.top)
+    assert kept_s - 120 < await link.ask(b"TTL", key) <= kept_s
 
 
 async def test_readers_alone_take_half_of_the_cap(link, keys):

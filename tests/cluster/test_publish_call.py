@@ -32,7 +32,12 @@ def test_lua_and_python_use_the_same_name_for_each_letter():
 def test_keys_follow_the_flags():
     keys, at = Keys("px"), shard("A", "C")
     cached = [keys.cached("A", "C"), keys.cache_miss("A", "C"), keys.cached_channels(at, "A")]
-    stored = [keys.history("A", "C"), keys.history_meta("A", "C"), keys.histories(at, "A")]
+    stored = [
+        keys.history("A", "C"),
+        keys.history_meta("A", "C"),
+        keys.histories(at, "A"),
+        keys.counts("A", "C"),
+    ]
     once = [keys.published("A", "C", "x", 3)]
     for flags, expected in {
         "": [],

@@ -122,7 +122,12 @@ def _keys(head: bytes, app: bytes, tail: bytes, flags: str, once: str, index: in
     if Flag.HISTORY in flags or Flag.ROW in flags:
         names.append(head + b"clock")
     if Flag.HISTORY in flags:
-        names += (b"%bh:%b" % (head, tail), b"%bhm:%b" % (head, tail), b"%bha:%b" % (head, app))
+        names += (
+            b"%bh:%b" % (head, tail),
+            b"%bhm:%b" % (head, tail),
+            b"%bha:%b" % (head, app),
+            b"%bc:%b" % (head, tail),
+        )
     if Flag.ROW in flags:
         names.append(head + b"out")
     if Flag.ONCE in flags:

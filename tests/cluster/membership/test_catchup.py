@@ -8,9 +8,11 @@ import random
 
 import pytest
 
+from cluster.links import note_holds
 from helpers.bus_publishing import Outgoing, publish_all
 from helpers.proxy import Proxy
 from helpers.sentinel import redis_pair
+from helpers.unkeyed import shard
 from redpoll import _frame
 from redpoll.cluster.bus import Bus, Unavailable
 from redpoll.cluster.history import MAX_DELIVERED, History, HistoryPosition
@@ -134,6 +136,66 @@ async def test_joiners_that_race_publishes_get_exactly_the_events_after_their_po
         await wait_until(lambda socket=socket, due=due: len(socket.events) >= len(due))
         assert numbers(socket) == due
     assert len({socket.place for socket in sockets}) > 20
+
+
+async def without_position(start_worker, make_app, link, keys, wait_until):
+    """A worker with a subscriber for which no history could begin: half of the app's cap in the shard is taken."""
+    worker = await start_worker(1)
+    worker.app = make_app(history=(rule(),), max_history_channels=64)
+    ends_ms = (int((await link.ask(b"TIME"))[0]) + 3_600) * 1_000
+    await link.ask(b"ZADD", keys.histories(shard("7", NEWS), "7"), ends_ms, "other")
+    socket = await attach(worker, wait_until)
+    assert socket.place is None
+    return worker, socket
+
+
+async def test_channel_without_a_position_has_one_from_its_first_message_on(
+    start_worker, make_app, bus, link, keys, wait_until
+):
+    """What was published during a break was stored and never delivered, and no client learned of the gap."""
+    worker, socket = await without_position(start_worker, make_app, link, keys, wait_until)
+    await send(bus, worker.app, 1)
+    await wait_until(lambda: settled(worker))
+    await away(worker, wait_until)
+    await send(bus, worker.app, 2)
+    await back(worker, wait_until)
+    await wait_until(lambda: len(socket.events) == 2)
+    await send(bus, worker.app, 3)
+    await wait_until(lambda: len(socket.events) == 3)
+    assert numbers(socket) == [1, 2, 3]
+    # A client that recovers got the epoch after the first message, and goes on from there.
+    assert [(name, offset) for name, _, offset in worker.sockets.lost_places] == [
+        (NEWS, _frame.offsets(socket.events[0])[0])
+    ]
+    assert (bus.unkept, worker.sockets.faults) == (0, [])
+
+
+async def test_first_message_that_was_published_during_a_break_is_known_to_be_missing(
+    start_worker, make_app, bus, link, keys, wait_until
+):
+    worker, socket = await without_position(start_worker, make_app, link, keys, wait_until)
+    await away(worker, wait_until)
+    await send(bus, worker.app, 1)
+    await back(worker, wait_until)
+    await wait_until(lambda: settled(worker))
+    page = await History(link, keys).read("7", NEWS, limit=1)
+    assert worker.sockets.lost_places == [(NEWS, page.epoch, page.top)]
+    await send(bus, worker.app, 2)
+    await wait_until(lambda: socket.events)
+    assert numbers(socket) == [2]
+    assert not worker.sockets.faults
+
+
+async def test_events_that_are_not_stored_ask_for_no_position(start_worker, make_app, bus, link, keys, wait_until):
+    worker, socket = await without_position(start_worker, make_app, link, keys, wait_until)
+    # The whole cap is taken.
+    await link.ask(b"ZADD", keys.histories(shard("7", NEWS), "7"), b"+inf", "third")
+    calls = []
+    note_holds(worker.registry, calls.append)
+    await send(bus, worker.app, 1, 2)
+    await wait_until(lambda: len(socket.events) == 2)
+    await attach(worker, wait_until)
+    assert (bus.unkept, len(calls)) == (2, 1)
 
 
 # The connection breaks

@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from cluster.announced import announced_count
 from redpoll.cluster.directory import DirectoryWriter
+from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.membership.reaper import Reaper
 
 
@@ -188,6 +190,29 @@ async def test_others_changes_during_a_break_are_sent_afterwards(a, b, wait_unti
         await wait_until(lambda more=more: more.state == "attached")
         await wait_until(all_know(3 + round_, a, b))
     assert sockets[0].state == "attached"
+
+
+@pytest.mark.parametrize("changes", [False, True])
+async def test_after_a_break_only_a_changed_count_is_announced(a, b, make_app, link, keys, wait_until, changes):
+    """Each quiet channel made a webhook with an unchanged number."""
+    rows = keys.outbox(keys.shard("7", "news"))
+    a.app = b.app = make_app(subscription_count=True, hooks="s")
+    sockets = [worker.join("news") for worker in (a, b) for _ in range(2)]
+    await wait_until(all_know(4, a, b))
+    # As if a minute had passed since the last announcement.
+    await link.ask(b"DEL", announced_count(keys, "7", "news"))
+    written = await link.ask(b"XLEN", rows)
+    for worker in (a, b):
+        worker.link.drop("for the test")
+    if changes:
+        a.leave(sockets[0])
+    for worker in (a, b):
+        registry, local_channel = worker.registry, worker.registry.local_channel("7", "news")
+        await wait_until(lambda worker=worker: worker.link.connects == 2)
+        await wait_until(lambda registry=registry: registry.connection_state is ConnectionState.OPEN)
+        await wait_until(lambda held=local_channel: held.tally.settled and not held.busy)
+    await wait_until(all_know(3 if changes else 4, a, b))
+    assert await link.ask(b"XLEN", rows) == written + changes
 
 
 async def test_count_pushed_before_the_assertion_does_not_include_our_change(a, b, keys, wait_until):

@@ -7,6 +7,7 @@ import pytest
 from helpers.bus_publishing import Outgoing, publish_all
 from helpers.unkeyed import shard
 from redpoll.cluster.bus import Bus
+from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.protocol.apps import HistoryRule
 
@@ -163,12 +164,30 @@ async def test_history_without_a_message_ends_minutes_after_its_last_subscriber(
     assert await link.ask(b"TTL", key) > 3_600
 
 
-async def test_history_with_a_message_stays(keeping, link, keys, wait_until):
-    socket = await keeping.attach("room")
-    await publish_all(Bus(link, keys), keeping.app, [Outgoing("room", "e", "1")])
-    keeping.leave(socket)
+async def test_history_with_a_message_lives_a_day_longer_than_it_and_a_month_while_clients_subscribe(
+    keeping, b, link, keys, wait_until
+):
+    """27 million keys stayed of channels that had been used once, for messages of 36,000 channels."""
+    b.app = keeping.app
+    bus, key = Bus(link, keys), keys.history_meta("7", "room")
+
+    async def publish() -> None:
+        await publish_all(bus, keeping.app, [Outgoing("room", "e", "1")])
+
+    await publish()
+    assert 86_400 + 3_600 < await link.ask(b"TTL", key) <= 86_400 + 3_600 + 60
+    # In a quiet channel the epoch must not end under its subscribers.
+    one, two = await keeping.attach("room"), await b.attach("room")
+    assert await link.ask(b"TTL", key) > 30 * 86_400
+    keeping.leave(one)
     await nothing_held(keeping, wait_until)
-    assert await link.ask(b"TTL", keys.history_meta("7", "room")) > 86_400
+    # As if a minute had passed.
+    await link.ask(b"HDEL", key, b"x")
+    await publish()
+    assert await link.ask(b"TTL", key) > 30 * 86_400
+    b.leave(two)
+    await nothing_held(b, wait_until)
+    assert 86_400 < await link.ask(b"TTL", key) <= 86_400 + 3_600
 
 
 async def test_subscribes_count_towards_the_cap_on_histories_and_take_at_most_half(a, link, keys, make_app, wait_until):
@@ -198,6 +217,22 @@ async def test_left_histories_make_room_when_they_end(a, link, keys, make_app, w
     await link.ask(b"ZADD", keys.histories(5, "7"), now_ms - 1, one)
     await link.ask(b"DEL", keys.history_meta("7", one))
     assert (await a.attach(two)).place is not None
+
+
+async def test_history_lives_on_with_a_worker_that_was_reaped_by_mistake(keeping, link, keys, wait_until):
+    """It ended five minutes later under its subscribers, who were told that messages may be missing."""
+    socket = await keeping.attach("room")
+    key, name = keys.history_meta("7", "room"), keeping.registry.worker_id
+    reaper = Reaper(link, keys, "r", has_history=lambda app_id, channel: True)
+    await reaper.reap(name)
+    assert 0 < await link.ask(b"TTL", key) <= 300
+    registry, local_channel = keeping.registry, keeping.registry.local_channel("7", "room")
+    await wait_until(lambda: registry.worker_id != name and registry.connection_state is ConnectionState.OPEN)
+    await wait_until(lambda: local_channel.settled and not local_channel.busy)
+    assert await link.ask(b"TTL", key) > 3_600
+    await publish_all(Bus(link, keys), keeping.app, [Outgoing("room", "e", "1")])
+    await wait_until(lambda: socket.events)
+    assert (keeping.sockets.lost_places, keeping.sockets.faults) == ([], [])
 
 
 async def test_reaper_ends_histories_that_a_dead_worker_began(keeping, link, keys, wait_until):

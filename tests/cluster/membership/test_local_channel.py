@@ -342,15 +342,14 @@ def test_channel_with_a_due_count_is_not_dropped():
     assert local_channel.idle
 
 
-def test_after_a_break_counts_are_announced_after_the_assertion():
+def test_after_a_break_the_assertion_announces_the_count():
     local_channel = room(presence=False)
     local_channel.tally = Tally()
     queue(local_channel)
     send(local_channel)
     answer(local_channel)
     local_channel.connection_lost()
-    assert send(local_channel).flags == ""
-    answer(local_channel)
+    # A call without the flag would remove the sum, so the next one would announce a number that is unchanged.
     assert send(local_channel).flags == "s"
     answer(local_channel)
     assert local_channel.plan() is None
@@ -456,6 +455,26 @@ def test_history_position_is_asked_for_again_after_an_unknown_outcome():
     assert send(local_channel).flags == ""
     answer(local_channel)
     assert send(local_channel).flags == "h"
+
+
+def test_history_position_is_asked_for_again_after_a_break_if_there_is_none_and_under_another_name():
+    local_channel = room(presence=False)
+    local_channel.apply_settings(app(history=(RULE,)))
+    attach(local_channel, None)
+    for lose, has_history, flags in (
+        (local_channel.connection_lost, False, "h"),
+        (local_channel.connection_lost, True, None),
+        (local_channel.renamed, True, "h"),
+    ):
+        local_channel.history = HistoryPosition("e", 5, True) if has_history else None
+        lose()
+        assert send(local_channel).flags == ""
+        answer(local_channel)
+        call = send(local_channel)
+        assert (call and call.flags) == flags
+        if call is not None:
+            answer(local_channel)
+        assert local_channel.plan() is None
 
 
 def test_history_of_a_channel_without_subscribers_is_not_asked_for():

@@ -308,6 +308,9 @@ async def test_history_is_begun_again_while_clients_wait_for_its_first_message(t
     begun, ticks = len(table.begun), table.streams._ticks
     await wait_until(lambda: table.streams._ticks > ticks + 3)
     assert len(table.begun) == begun
+    # One with messages expires too, a day after them.
+    monkeypatch.setattr(module, "_RENEW_TICKS", 1)
+    await wait_until(lambda: len(table.begun) > begun)
 
 
 async def test_tails_are_looked_at_in_slices(table, wait_until, monkeypatch):

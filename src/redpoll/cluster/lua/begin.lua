@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Begins the history of a channel that has none yet, for a reader who has no position: later it continues there.
+-- Begins the history of a channel that has none yet, for a reader who has no position: later it continues there. One
+-- that exists lives longer.
 --
 -- KEYS  1 hm     the history's epoch (e), last offset (s), era (r), offset before the first message (b); the seconds
 --                that messages are kept (t), set by the first publish
@@ -14,7 +15,11 @@ local now = redis.call('TIME')
 local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local meta = redis.call('HMGET', hm, 'e', 's', 't')
 local epoch, top = meta[1], meta[2] or '0'
-if epoch and meta[3] then return {epoch, top} end
+if epoch and meta[3] then
+  -- A day longer than a message of this moment, as in publish.lua.
+  redis.call('EXPIRE', hm, meta[3] + 86400, 'GT')
+  return {epoch, top}
+end
 local known = tonumber(redis.call('ZSCORE', ha, channel) or '0') > now_ms
 -- As subscribes in hold.lua, readers alone take half of the cap.
 if not epoch and not known

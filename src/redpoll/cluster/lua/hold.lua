@@ -10,7 +10,7 @@
 --       5 out    the shard's webhook rows
 --       6 left   leaves that are held back; they become webhook rows after the debounce
 --       then p      the channel's users (PRESENCE)
---       then n      the count last announced, and when (COUNT)
+--       then n      the count last announced, and when, if that is less than a minute ago or another one waits (COUNT)
 --       then k      the cached event (CACHED)
 --       then km     marker: the cache miss was reported (CACHED and CACHE_MISS_ROWS)
 --       then hm ha  the epoch and last offset of the channel's history; the app's channels with history (HISTORY or
@@ -76,8 +76,11 @@ local MAX_OPTIONAL_ROWS, MAX_ROWS = 10000, 20000
 -- CONNECTIONS or COUNT keep it; others remove it, and hold_plain.lua does. The name of a worker has dots.
 local SUM = 'sum'
 
--- The seconds for which a history without a message outlives its last subscriber.
-local EMPTY_HISTORY_S = 300
+-- The seconds for which a history without a message outlives its last subscriber, and for which one with messages
+-- outlives these.
+local EMPTY_HISTORY_S, OLD_HISTORY_S = 300, 86400
+-- The seconds for which one with messages lives at least from a subscribe on. publish.lua has the same.
+local HELD_HISTORY_S = 2678400
 
 -- The envelopes that this script publishes (envelopes.py).
 local MEMBER_ADDED, MEMBER_REMOVED, TOTAL, USER_ONLINE, USER_OFFLINE = 'm', 'r', 'n', 'o', 'f'
@@ -262,7 +265,8 @@ end
 local total, due, announce = elsewhere + n, 0, false
 if COUNT and total > 0 then
   local announced, announced_at = string.match(redis.call('GET', key_of.n) or '', '^(%d+) (%d+)$')
-  if tonumber(announced) ~= total then
+  -- Without `n` no count waits, so the sum was announced. Otherwise each break would announce all counts again.
+  if tonumber(announced or sum) ~= total then
     local passed = now[1] * 1000 + math.floor(now[2] / 1000) - (announced_at or 0)
     local window = total > 100 and 5000 or 250
     announce = not announced or passed < 0 or passed >= window or gen == '-1' or WORKER_ENDS
@@ -336,8 +340,7 @@ if begun then
   redis.call('HSET', key_of.hm, 'e', epoch, 's', top, 'r', ARGV[first + 3], 'b', top)
 end
 if epoch then
-  -- If something was published, publish.lua has set a longer expiry, which stays.
-  local seconds = tonumber(ARGV[first + 1]) + 86400
+  local seconds = published and HELD_HISTORY_S or tonumber(ARGV[first + 1]) + OLD_HISTORY_S
   if before then redis.call('EXPIRE', key_of.hm, seconds, 'GT') else redis.call('EXPIRE', key_of.hm, seconds) end
   if not published then
     -- It counts towards the cap although nothing is stored in it.
@@ -346,13 +349,20 @@ if epoch then
     redis.call('EXPIRE', key_of.ha, 5184000)
   end
 end
-if HISTORY_ENDS and holders == (held > 0 and 1 or 0) and n == 0
-    and redis.call('EXISTS', key_of.hm) == 1 and redis.call('HEXISTS', key_of.hm, 't') == 0 then
-  redis.call('EXPIRE', key_of.hm, EMPTY_HISTORY_S)
-  redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + EMPTY_HISTORY_S * 1000), channel)
+if HISTORY_ENDS and holders == (held > 0 and 1 or 0) and n == 0 and redis.call('EXISTS', key_of.hm) == 1 then
+  local kept_s = redis.call('HGET', key_of.hm, 't')
+  if kept_s then
+    redis.call('EXPIRE', key_of.hm, kept_s + OLD_HISTORY_S, 'LT')
+  else
+    redis.call('EXPIRE', key_of.hm, EMPTY_HISTORY_S)
+    redis.call('ZADD', key_of.ha, string.format('%.0f', now_ms + EMPTY_HISTORY_S * 1000), channel)
+  end
 end
 if announce then
   redis.call('SET', key_of.n, string.format('%.0f ', total) .. now_ms, 'EX', 60)
+elseif due > 0 then
+  -- The caller may be cut off for longer than a minute before it calls again.
+  redis.call('EXPIRE', key_of.n, 86400)
 elseif COUNT and total == 0 then
   redis.call('DEL', key_of.n)
 end

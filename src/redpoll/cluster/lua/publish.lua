@@ -6,9 +6,11 @@
 -- KEYS  k km ka  the channel's cached event; marker: the cache miss was reported; the app's channels with a cached
 --                event, by the ms at which it expires (CACHE)
 --       clock    the shard's last stamp (HISTORY, ROW)
---       h hm ha  the channel's messages; its epoch (e), last offset (s), era (r), the seconds that messages are kept
+--       h hm ha c
+--                the channel's messages; its epoch (e), last offset (s), era (r), the seconds that messages are kept
 --                (t), the ms until which nothing has to be trimmed (x), the offset before the epoch's first message (b),
---                and the offset of the event that ended the channel (z); the app's channels with history (HISTORY)
+--                and the offset of the event that ended the channel (z); the app's channels with history; the channel's
+--                counts by worker (HISTORY)
 --       out      the shard's webhook rows (ROW)
 --       i        marker: this event of that request was published (ONCE)
 -- ARGV  1 PUBLISH or SPUBLISH  2 topic  3 flags
@@ -52,7 +54,7 @@ local function key(wanted)
   return KEYS[taken]
 end
 local k, km, ka, clock = key(CACHE), key(CACHE), key(CACHE), key(HISTORY or ROW)
-local h, hm, ha = key(HISTORY), key(HISTORY), key(HISTORY)
+local h, hm, ha, c = key(HISTORY), key(HISTORY), key(HISTORY), key(HISTORY)
 local out, i = key(ROW), key(ONCE)
 
 local before = ONCE and redis.call('GET', i)
@@ -125,8 +127,10 @@ elseif HISTORY then
     redis.call('PEXPIRE', h, kept_ms + interval_ms)
     redis.call('HSET', hm, 'e', epoch, 's', id, 'r', ARGV[14], 't', seconds,
       'x', string.format('%.0f', now_ms + interval_ms))
-    -- 31 days: a day longer than the longest rule.
-    redis.call('EXPIRE', hm, 2678400)
+    -- A day longer than the messages. While somebody is subscribed 31 days, as long as for the longest rule: in a quiet
+    -- channel subscribers must not get another epoch although they missed nothing. hold.lua has the same.
+    local outlives_s = math.ceil((kept_ms + interval_ms) / 1000) + 86400
+    redis.call('EXPIRE', hm, redis.call('EXISTS', c) == 1 and 2678400 or outlives_s)
     if not known then redis.call('ZREMRANGEBYSCORE', ha, '-inf', now_ms) end
     redis.call('ZADD', ha, string.format('%.0f', now_ms + kept_ms + interval_ms), channel)
     if not known then redis.call('EXPIRE', ha, 5184000) end

@@ -273,6 +273,8 @@ class LocalChannel:
                 # A Redis that lost writes may list users for us whom we don't know: the roster shows them. Until they
                 # are removed, our count must stay above 0.
                 flags += Flag.USERS_REMAIN
+        elif self.tally is not None:
+            flags, self.tally.due = Flag.COUNT, False
         return HoldCall(self.attached - len(users), 0, flags + self.settings.hooks, (), users, (), last, False)
 
     def _plan_changes(self) -> HoldCall[Join] | None:
@@ -397,14 +399,14 @@ class LocalChannel:
             self.queued = {**front, **(self.queued or {})}
         if not self.asserted and self.members is not None:
             self.members.unasserted = None
-        if self.settings.rule is not None and self.history is None:
-            self.needs_position = True
-        self._recount()
+        self._ask_again()
 
-    def _recount(self) -> None:
-        # Our changes may not have been announced, and we may have missed announcements of others.
+    def _ask_again(self) -> None:
+        # Our changes may not have been announced, and we may have missed announcements of others, or the first message.
         if self.tally is not None:
             self.tally.make_due()
+        if self.settings.rule is not None and self.history is None:
+            self.needs_position = True
 
     def connection_lost(self) -> None:
         """Everything must be written to Redis again, whose present state is unknown."""
@@ -430,6 +432,8 @@ class LocalChannel:
         if self.kind == TOPIC:
             return
         self._begin_assertion()
+        # A reaper took us for dead: if nobody else was subscribed, the history ends soon.
+        self.needs_position = self.settings.rule is not None
         self.confirmed = 0
         if self.members is not None:
             self.members.gone.clear()
@@ -438,7 +442,7 @@ class LocalChannel:
             self.roster = None
 
     def _begin_assertion(self) -> None:
-        self._recount()
+        self._ask_again()
         self.asserted = False
         self.has_place = False
         if self.members is not None:

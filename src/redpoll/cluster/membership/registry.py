@@ -14,6 +14,7 @@ from typing import Any, Final
 import hiredis
 import structlog
 
+from redpoll import _frame
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.directory import Directory, DirectoryChanged
 from redpoll.cluster.envelopes import Envelope
@@ -336,12 +337,20 @@ class Registry:
                 self.online.push(topic, payload)
         elif payload[0] == _EVENT:
             position = local_channel.history
-            if position is None:
-                self._on_event(local_channel, payload)
-            else:
+            if position is not None:
                 self.catchup.push(local_channel, position, payload)
+            else:
+                if local_channel.settings.rule is not None and local_channel.attached:
+                    self._push_without_position(local_channel, payload)
+                self._on_event(local_channel, payload)
         else:
             self._push_delta(local_channel, payload)
+
+    def _push_without_position(self, local_channel: LocalChannel, payload: bytes) -> None:
+        # Subscribes could begin no history for this channel (the cap), but the event is stored: now it has one.
+        if _frame.offsets(payload)[0]:
+            local_channel.needs_position = True
+            self.sync.mark_dirty(local_channel)
 
     def _push_delta(self, local_channel: LocalChannel, payload: bytes) -> None:
         letter = payload[0]

@@ -35,8 +35,9 @@ _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
 # On streams without events something is written this often, in ticks.
 _KEEP_ALIVE_TICKS: Final = round(KEEP_ALIVE_S / _TICK_S)
-# A history in which nothing was published expires after 5 min.
+# A history in which nothing was published expires after 5 min, others a day after their messages.
 _BEGIN_AGAIN_TICKS: Final = round(60 / _TICK_S)
+_RENEW_TICKS: Final = round(3_600 / _TICK_S)
 _DRAIN_STEP_S: Final = 0.05
 # Bounds what lingers.
 _MAX_IDLE_TAILS: Final = 1_000
@@ -261,5 +262,5 @@ class Streams:
             self._idle_tails += 1
         if self._ticks % _KEEP_ALIVE_TICKS == 0:
             tail.keep_alive()
-        if self._ticks % _BEGIN_AGAIN_TICKS == 0 and tail.is_unpublished:
+        if self._ticks % (_BEGIN_AGAIN_TICKS if tail.is_unpublished else _RENEW_TICKS) == 0:
             self._begin_again(tail.app_id, tail.channel)
