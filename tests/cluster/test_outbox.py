@@ -5,7 +5,9 @@ import time
 
 import hiredis
 import pytest
+from structlog.testing import capture_logs
 
+from cluster.links import quick_link
 from helpers.unkeyed import shard
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.outbox import Outbox, Subject
@@ -461,6 +463,43 @@ async def test_rows_are_fetched_when_redis_has_no_memory_left(calls, outbox, ful
         await calls.room(gone=["a"])
         assert len(await rows_of(outbox)) == 4
         assert await rows_of(outbox) == []
+
+
+async def test_refusal_is_logged_once_until_all_shards_are_read_again(own_redis, keys):
+    link = quick_link(own_redis.url)
+    link.start()
+    try:
+        outbox = Outbox(link, keys, 0)
+        await link.wait_up()
+        with capture_logs() as lines:
+            for _ in range(2):
+                own_redis.call("CONFIG", "SET", "min-replicas-to-write", "1")
+                for _ in range(20):
+                    with pytest.raises(hiredis.ReplyError, match="NOREPLICAS"):
+                        await outbox.take()
+                own_redis.call("CONFIG", "SET", "min-replicas-to-write", "0")
+                await outbox.take()
+    finally:
+        await link.close()
+    of_outbox = [(line["event"], line.get("shards")) for line in lines if line["event"].startswith("outbox")]
+    assert of_outbox == [("outbox not read", SHARDS), ("outbox read again", None)] * 2
+
+
+async def test_shard_that_is_refused_later_is_logged_too(outbox, link, keys):
+    await link.ask(b"SET", keys.left(3), "not a sorted set")
+    with capture_logs() as lines:
+        await outbox.take()
+        await link.ask(b"SET", keys.left(4), "not a sorted set")
+        await outbox.take()
+        await link.ask(b"DEL", keys.left(3))
+        await outbox.take()
+        await link.ask(b"DEL", keys.left(4))
+        await outbox.take()
+    assert [(line["event"], line.get("shards")) for line in lines] == [
+        ("outbox not read", 1),
+        ("outbox not read", 1),
+        ("outbox read again", None),
+    ]
 
 
 # Too many rows

@@ -163,7 +163,7 @@ def test_an_inconsistent_rule_is_refused_with_a_sentence(given, fault):
 
 def test_the_table_has_every_field_of_the_record_but_those_that_have_commands_of_their_own():
     identity = ("id", "name", "keys")
-    derived = ("history", "hooks", "console_key", "console_until", "debug_until", "debug_socket")
+    derived = ("history", "hooks", "console_key", "console_until", "debug_until", "debug_socket", "made")
     assert {*SETTINGS, *identity, *derived} == set(App.__struct_fields__)
     assert not SETTINGS.keys() & {*identity, *derived}
     assert list(SETTINGS) == [field for field in App.__struct_fields__ if field in SETTINGS]

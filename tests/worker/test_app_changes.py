@@ -181,6 +181,33 @@ class TestClosing:
         site.pass_time()
         assert newcomer.code == 4003
 
+    def test_another_app_inherits_no_connections_if_the_deletion_was_missed(self, site):
+        app = site.app("1", made="first")
+        other = but(app, keys=(Key(key="cc" * 10, secret="dd" * 10),), made="second")
+        site.changes.changed("1", app, other)
+        newcomer = Connection(site.current["1"])
+        site.connections["1"].append(newcomer)
+        site.pass_time()
+        assert site.codes("1") == {4001: 100, None: 1}
+        assert newcomer.code is None
+        assert site.followed == [(app, None), (None, other)]
+
+    @pytest.mark.parametrize(
+        ("before", "after", "key"),
+        [
+            ("first", "second", "aa" * 10),
+            ("first", "first", "cc" * 10),
+            # An earlier redpoll made or changed one of them.
+            ("first", "", "cc" * 10),
+            ("", "second", "cc" * 10),
+        ],
+    )
+    def test_an_app_with_its_key_or_its_word_keeps_its_connections(self, site, before, after, key):
+        app = site.app("1", made=before)
+        site.changes.changed("1", app, but(app, keys=(Key(key=key, secret="bb" * 10),), made=after))
+        site.pass_time()
+        assert site.codes("1") == {None: 100}
+
     @pytest.mark.parametrize("how", ["enabled", "made"])
     def test_another_app_with_the_same_id_that_comes_back_inherits_no_connections(self, site, how):
         app = site.app("1")

@@ -7,7 +7,8 @@ Cluster. This module doesn't know endpoints (cluster/README.md "Webhook rows").
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import hiredis
@@ -71,6 +72,8 @@ class Outbox:
         # that lost them and whose clock is behind: its rows with smaller stamps are new.
         self._committed: dict[int, int] = {}
         self._connected = link.connects
+        # By shard, why Redis refused to read it, of those that it refused last.
+        self._refused: dict[int, str] = {}
 
     async def take(self) -> Taken:
         """The oldest rows of all shards, at most about 1,000 or 8 MiB; the same ones again until they are `committed`.
@@ -159,10 +162,11 @@ class Outbox:
             return_exceptions=True,
         )
         replies: dict[int, list[Any]] = {}
+        refused: dict[int, str] = {}
         for at, answer in zip(asked, answers, strict=True):
             if isinstance(answer, hiredis.ReplyError):
                 self.errors += 1
-                log.warning("outbox not read", shard=at, reason=str(answer))
+                refused[at] = str(answer)
             elif isinstance(answer, LinkDown):
                 # In a Cluster, other masters may have answered. The link logs it.
                 self.errors += 1
@@ -172,9 +176,20 @@ class Outbox:
                 replies[at] = answer
                 if committed[at] is not None and committed[at] == self._committed.get(at):
                     del self._committed[at]
+        self._note_refused(refused, replies)
         if not replies:
             raise answers[0]
         return replies
+
+    def _note_refused(self, refused: dict[int, str], read: Container[int]) -> None:
+        """Logs what changed, because Redis may refuse all shards for hours, many times a second."""
+        before = self._refused
+        self._refused = {at: reason for at, reason in before.items() if at not in read} | refused
+        new = Counter(reason for at, reason in refused.items() if before.get(at) != reason)
+        for reason, shards in new.items():
+            log.warning("outbox not read", shards=shards, reason=reason)
+        if before and not self._refused:
+            log.info("outbox read again")
 
 
 def _or_none(stamp: int | None) -> int | str:

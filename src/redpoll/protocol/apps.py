@@ -83,6 +83,8 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `console_until` (Unix seconds).
     Until `debug_until` (Unix seconds), all processes log what concerns the connection `debug_socket`, or with "" all of
     the app.
+    `made` is a random word that an app gets when it is made and never changes, so another app with the same id has
+    another one; "" if an earlier redpoll made or changed it.
     """
 
     id: str
@@ -116,6 +118,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     console_until: float = 0.0
     debug_until: float = 0.0
     debug_socket: str = ""
+    made: str = ""
 
     @property
     def daily_limit(self) -> int | None:

@@ -177,15 +177,17 @@ async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     return known_ids
 
 
-async def since(connection: AsyncConnection, created_at: float) -> list[Announcement]:
-    """What was announced since this Unix time, newest first."""
+async def since(connection: AsyncConnection, created_at: float | None, seconds: float) -> list[Announcement]:
+    """What was announced since `seconds` before this Unix time, newest first. None: the time of the last delivery."""
     announcements: list[Announcement] = []
     columns = (*(deliveries.c[name] for name in Announcement._fields), deliveries.c.number, deliveries.c.created_at)
     query = sa.select(*columns).order_by(deliveries.c.number.desc()).limit(BATCH)
     page = query
     while True:
         rows = (await connection.execute(page)).all()
-        recent = [row for row in rows if row.created_at >= created_at]
+        if created_at is None and rows:
+            created_at = rows[0].created_at
+        recent = [row for row in rows if created_at is not None and row.created_at >= created_at - seconds]
         announcements += [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
         if len(recent) < BATCH:
             return announcements

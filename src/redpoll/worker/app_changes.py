@@ -59,6 +59,10 @@ class AppChanges:
         self._closings: dict[str, list[_Closing]] = {}
 
     def changed(self, app_id: str, old: App | None, new: App | None) -> None:
+        if old is not None and new is not None and _is_another(old, new):
+            # The directory was read after a deletion of which this worker got no message.
+            self.changed(app_id, old, None)
+            old = None
         self._hub.debugging.app_changed(app_id, new)
         if new is not None:
             self._hub.open_connections.app_changed(new)
@@ -142,6 +146,11 @@ class AppChanges:
         left = [closing for closing in self._closings.pop(app_id, ()) if not closing.batch.over]
         if left:
             self._closings[app_id] = left
+
+
+def _is_another(old: App, new: App) -> bool:
+    is_made_again = bool(old.made and new.made) and old.made != new.made
+    return is_made_again and not _shares_key(old, new)
 
 
 def _shares_key(old: App, new: App) -> bool:

@@ -48,6 +48,15 @@ async def created(context, app_id="", **values):
     return (await create_app(context.records, context.webhooks, wanted(app_id, **values), BY)).app
 
 
+async def test_app_that_is_made_again_has_another_word(context):
+    """By which workers that missed the deletion know it."""
+    first = await created(context, "again")
+    await delete_app(context.records, context.webhooks, "again", BY)
+    second = await created(context, "again")
+    assert "" != first.made != second.made != ""
+    assert context.records.apps["again"].made == second.made
+
+
 async def test_app_that_is_refused_at_the_commit_is_nowhere(context):
     """Another writer took the id after the plan, as a stopped server's command line may."""
     await created(context, "first")

@@ -232,6 +232,21 @@ async def test_deleted_app_is_counted_to_the_end_and_one_with_its_id_from_the_be
     assert usage.used[-2:] == [("1", 0, 6, 4, 5), ("2", 0, 0, 0, 0)]
 
 
+async def test_attempts_of_a_deleted_app_are_forgotten_and_one_with_its_id_is_counted_from_the_beginning():
+    apps = {"1", "2"}
+    server = Server(apps=apps)
+    server.attempts = {"1": (20, 10), "2": (1, 0)}
+    await server.sample()
+    apps.discard("1")
+    await server.sample()
+    assert server.attempts == {"2": (1, 0)}
+    apps.add("1")
+    server.attempts["1"] = (10, 5)
+    await server.sample()
+    last = server.sampler.of_app("1").last()
+    assert (last["delivered"], last["failed"]) == (2, 1)
+
+
 async def test_counters_of_an_older_worker_are_accepted():
     server = Server()
     server.workers = {"a.1.0": worker(**{"3": [7, 40]})}

@@ -47,6 +47,24 @@ async def test_created_app_is_found_by_id_and_key_and_after_a_restart(store, rec
     assert (again.apps, again.by_key, again.version) == (records.apps, records.by_key, records.version)
 
 
+async def test_each_new_app_has_a_word_of_its_own_that_changes_keep(store, records):
+    def imported(name):
+        new = App(id="i", name=name, keys=(Key(key="imported-key", secret="s"),))
+        return lambda known: new if known is None else msgspec.structs.replace(known, name=name)
+
+    await records.first_app(given())
+    await records.import_app("i", imported("one"))
+    app = await records.create_app("created")
+    words = {app.id: app.made for app in records.apps.values()}
+    assert len(set(words.values()) - {""}) == 3
+    await records.first_app(given(key="other-key"))
+    await records.import_app("i", imported("two"))
+    await records.set_app(app.id, {"max_batch": 20})
+    await records.add_key(app.id)
+    assert {app.id: app.made for app in records.apps.values()} == words
+    assert (await loaded(store)).apps == records.apps
+
+
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201])
 async def test_app_with_an_invalid_name_is_refused(records, name):
     version = records.version

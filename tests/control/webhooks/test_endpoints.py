@@ -222,6 +222,8 @@ async def test_deleted_endpoint_is_known_only_until_it_is_removed(endpoints):
             await attempt(endpoint.id)
     await endpoints.forget_deleted()
     assert endpoints.known(endpoint.id) is None
+    # Apps come and go, so nothing of them may stay.
+    assert APP not in endpoints._by_app
 
 
 async def test_deleting_an_endpoint_discards_its_waiting_deliveries(endpoints, store):

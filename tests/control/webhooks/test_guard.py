@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.namespaces import may_unshare
 from helpers.receiver import Receiver, status
 from redpoll.control.webhooks.client import MAX_LOOKUPS, MAX_SLOW_LOOKUPS, Resolver
 from redpoll.control.webhooks.guard import AddressRefused, Guard, is_own, literal_address, look_up
@@ -113,11 +114,6 @@ BAD_URLS = [
     "https://example.com/" + "x" * 2048,
     "http://example.com/",
 ]
-
-
-def may_unshare(*namespaces: str) -> bool:
-    """Whether this user may create these namespaces. Root may, and on some kernels everybody."""
-    return subprocess.run(["unshare", *namespaces, "true"], capture_output=True, check=False).returncode == 0
 
 
 def run_unshared(folder: Path, script: str, namespace: str, before: str = ""):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import hiredis
 import msgspec
 import pytest
 import sqlalchemy as sa
@@ -243,6 +244,12 @@ async def test_drain_is_repeated_after_redis_was_away(store, add_endpoint, make_
     assert len(await written(store)) == 1
 
 
+async def test_redis_that_refuses_is_asked_less_often(store, make_intake):
+    box = Box(transition())
+    box.fault = hiredis.ReplyError("NOREPLICAS Not enough good replicas to write.")
+    assert await make_intake(box).take_once() > TAKE_EVERY_S
+
+
 async def test_drain_is_repeated_at_once_if_more_rows_wait(store, add_endpoint, make_intake):
     await add_endpoint("e1")
     box = Box(*(transition("client_event") for _ in range(5)))
@@ -318,6 +325,11 @@ async def test_forgotten_before_excludes_rows_that_redis_may_return_again(store,
     await intake.take_once()
     assert intake.forgotten_before() == NOW_S
     box.fault = None
+    await intake.take_once()
+    assert intake.forgotten_before() == NOW_S + 60
+    # It may lose writes of the time before its last answer, however long it is away.
+    box.fault = LinkDown(True)
+    clock.advance(3_600)
     await intake.take_once()
     assert intake.forgotten_before() == NOW_S + 60
 
@@ -489,3 +501,76 @@ async def test_what_redis_lost_is_stated_again(store, add_endpoint, make_intake)
     intake = make_intake(box, compare_after_s=(), lasts_s=0.0)
     await intake.take_once()
     assert not intake._announced.active
+
+
+class BoxThatLoses(Box):
+    """Two channels are occupied and announced. `lose` is a fail-over: nobody knows of `gone` any more, and `room` is
+    occupied once more. `lacks_shard`: one shard doesn't answer."""
+
+    def __init__(self):
+        super().__init__(transition(channel="gone"), transition())
+        self.is_present = {Subject(APP, "gone", None): True, Subject(APP, "room", None): True}
+        self.lacks_shard = False
+
+    async def take(self):
+        self.errors += self.lacks_shard
+        return await super().take()
+
+    def lose(self):
+        self.connects += 1
+        del self.is_present[Subject(APP, "gone", None)]
+        self.put(transition())
+
+
+async def assert_put_right(box, store):
+    once_each = [("channel.occupied", channel, None) for channel in ("gone", "room")]
+    assert (await events(store), box.restated) == (once_each, [Subject(APP, "gone", None)])
+
+
+@pytest.mark.parametrize("part", ["all", "one shard"])
+async def test_outage_may_last_longer_than_deliveries_are_read_back(store, add_endpoint, make_intake, clock, part):
+    await add_endpoint("e1")
+    box = BoxThatLoses()
+    intake = make_intake(box, compare_after_s=(0.0,), lasts_s=0.0)
+    await intake.take_once()
+    box.fault = LinkDown(False) if part == "all" else None
+    box.lacks_shard = part == "one shard"
+    for _ in range(3):
+        clock.advance(60)
+        await intake.take_once()
+    box.fault, box.lacks_shard = None, False
+    box.lose()
+    await intake.take_once()
+    await assert_put_right(box, store)
+
+
+async def test_announcements_are_read_however_long_the_store_is_away(
+    store, add_endpoint, make_intake, clock, monkeypatch
+):
+    await add_endpoint("e1")
+    box = BoxThatLoses()
+    intake = make_intake(box, compare_after_s=(0.0,), lasts_s=0.0)
+    await intake.take_once()
+    box.lose()
+    with monkeypatch.context() as broken:
+
+        def reading():
+            raise sa.exc.OperationalError("SELECT", None, OSError("connection lost"))
+
+        broken.setattr(store, "reading", reading)
+        for _ in range(3):
+            clock.advance(60)
+            await intake.take_once()
+    await intake.take_once()
+    await assert_put_right(box, store)
+
+
+async def test_new_leader_reads_back_from_the_last_delivery(store, add_endpoint, make_intake, clock):
+    """The former one may have died with Redis long ago, or had another clock."""
+    await add_endpoint("e1")
+    box = BoxThatLoses()
+    await make_intake(box).take_once()
+    clock.advance(3_600)
+    box.lose()
+    await make_intake(box, compare_after_s=(0.0,)).take_once()
+    await assert_put_right(box, store)

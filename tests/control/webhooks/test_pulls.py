@@ -65,7 +65,7 @@ async def test_unacknowledged_delivery_comes_again_by_the_schedule_and_ends_as_d
     assert await take(webhooks) == [(delivery_id, 4)]
     assert await webhooks.pulls.acknowledge(APP, [delivery_id]) == 1
     assert webhooks.pulls.attempts == {"unacked": 3, "delivered": 1}
-    assert webhooks.attempts_by_app() == {APP: (1, 3)}
+    assert webhooks.attempts_by_app == {APP: (1, 3)}
 
 
 async def test_acknowledgement_ends_a_delivery_once_also_a_late_one(make_webhooks, clock, store):

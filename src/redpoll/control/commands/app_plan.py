@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from redpoll.control.records.checks import RecordError, check_rules
-from redpoll.control.records.records import rule_pattern, setting_text
+from redpoll.control.records.records import newly_made, rule_pattern, setting_text
 from redpoll.control.records.tokens import check_token, new_token
 from redpoll.control.webhooks.endpoints import MAX_ENDPOINTS, OVERLAP_S, deleted
 from redpoll.control.webhooks.payloads import FORMATS
@@ -112,7 +112,7 @@ class AppPlan:
         self._now_s = now_s
         self._prune = prune
         self._dry_run = dry_run
-        before = known or App(id=wanted.id, name=wanted.id, keys=())
+        before = known or newly_made(App(id=wanted.id, name=wanted.id, keys=()))
         self.app = msgspec.structs.replace(
             before,
             name=before.name if wanted.name is None else wanted.name,

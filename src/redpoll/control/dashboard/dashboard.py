@@ -122,7 +122,7 @@ class Dashboard:
             dependencies.read_workers,
             webhooks.counters,
             lambda: publisher.by_app,
-            webhooks.attempts_by_app,
+            lambda: webhooks.attempts_by_app,
             charts=dependencies.charts,
             usage=dependencies.usage,
             is_own=lambda worker: WorkerId.parse(worker).run == run,

@@ -146,8 +146,8 @@ class Sampler:
     they have ended. `webhooks` has the webhook counters, `published` the number of events by app and `attempts` the
     (delivered, failed) webhook attempts by app. `timed` are the routes whose response times make up the publish
     latency, `times_by_app` has the same by app. Averages go to `charts`, what apps used to `usage`: for it only workers
-    count that `is_own` says are of this node. `apps` are those that exist; others are removed from `published` and
-    `times_by_app` once they are counted. `clock` is Unix time; rates are by `steady`, because Unix time may be set.
+    count that `is_own` says are of this node. `apps` are those that exist; others are removed from the counters by app
+    once they are counted. `clock` is Unix time; rates are by `steady`, because Unix time may be set.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Sampler:
         read_workers: Callable[[Iterable[str]], Awaitable[Workers]],
         webhooks: Callable[[], Mapping[str, float]],
         published: Callable[[], MutableMapping[str, int]],
-        attempts: Callable[[], Mapping[str, tuple[int, int]]],
+        attempts: Callable[[], MutableMapping[str, tuple[int, int]]],
         *,
         charts: Charts | None = None,
         usage: Usage | None = None,
@@ -320,23 +320,25 @@ class Sampler:
             )
 
         await walk({**own, **published}, use)
-        # Of all apps, because a counter that isn't read would seem to begin at zero the next time. This process counts
-        # these from zero.
+        # Of all apps: a counter that isn't read would seem to begin at zero. This process counts these from zero.
+        made = self._attempts()
         attempts: dict[str, list[float]] = {}
         busy: list[str] = []
 
-        def add_attempts(app: tuple[str, tuple[int, int]]) -> None:
-            app_id, counts = app
+        def add_attempts(app_id: str) -> None:
             attempts[app_id] = [
                 self._one(counted, word, app_id, count, begun=0.0)
-                for word, count in zip(("delivered", "failed"), counts, strict=True)
+                for word, count in zip(("delivered", "failed"), made[app_id], strict=True)
             ]
+            if not self._apps.exists(app_id):
+                # An app that gets its id begins at zero.
+                del made[app_id], counted["delivered", app_id], counted["failed", app_id]
 
         def add_busy(app_id: str) -> None:
             if whole.get(app_id, _NOTHING).is_busy or published.get(app_id) or any(attempts.get(app_id, ())):
                 busy.append(app_id)
 
-        await walk(list(self._attempts().items()), add_attempts)
+        await walk(list(made), add_attempts)
         await walk({**whole, **published, **attempts}, add_busy)
         for app_id, series in self._apps.sampled(busy, whole).items():
             of_app, (delivered, failed) = whole.get(app_id, _NOTHING), attempts.get(app_id, (0.0, 0.0))

@@ -40,7 +40,7 @@ from redpoll.store import daily
 from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 
-__all__ = ["RecordConflict", "RecordError", "Records", "rule_pattern", "setting_text"]
+__all__ = ["RecordConflict", "RecordError", "Records", "newly_made", "rule_pattern", "setting_text"]
 
 _FIRST_APP_NAME: Final = "first app"
 # Disabled keys of an app beyond this number are removed, so that regular key rotations don't fill the record.
@@ -93,7 +93,8 @@ class Records(TokenRecords):
             app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
             while app_id in self.apps:
                 app_id = str(secrets.randbelow(9_000_000) + 1_000_000)
-            app = App(id=app_id, name=name, keys=(Key(key=secrets.token_hex(10), secret=secrets.token_hex(20)),))
+            key = Key(key=secrets.token_hex(10), secret=secrets.token_hex(20))
+            app = newly_made(App(id=app_id, name=name, keys=(key,)))
             await app_rows.add(edit.connection, app)
             edit.app = app
             await edit.note("app create", app_id, name)
@@ -124,7 +125,8 @@ class Records(TokenRecords):
         """The writes of `upsert_app` in its transaction. Returns whether anything was written."""
         known = self.apps.get(app_id)
         if known is None:
-            await app_rows.add(connection, App(id=app_id, name=f"app {app_id}", keys=(key,)), given=True)
+            app = newly_made(App(id=app_id, name=f"app {app_id}", keys=(key,)))
+            await app_rows.add(connection, app, given=True)
             return True
         removed = await app_rows.remove_given_keys(connection, app_id, except_key=key.key)
         existing = _key_of(known, key.key)
@@ -163,7 +165,7 @@ class Records(TokenRecords):
             if app == known:
                 return
             if known is None:
-                await app_rows.add(edit.connection, app)
+                await app_rows.add(edit.connection, newly_made(app))
             else:
                 await app_rows.update(edit.connection, app)
                 for key in app.keys:
@@ -388,6 +390,11 @@ class Records(TokenRecords):
         async with self._changing, self._store.change() as connection:
             await daily.put(connection, day, {app: count for app, count in used.items() if app in self.apps})
             await daily.remove_before(connection, oldest)
+
+
+def newly_made(app: App) -> App:
+    """The record of a new app, with the word that tells it from a deleted one with this id."""
+    return msgspec.structs.replace(app, made=secrets.token_hex(4))
 
 
 class _Changed(NamedTuple):

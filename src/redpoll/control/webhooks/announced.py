@@ -6,8 +6,8 @@ correct what was announced. So for a time after each connection to Redis, and at
 the last announcement to each endpoint. Repeats get no delivery, and where Redis disagrees, `Outbox.restate` writes
 another row.
 
-The announcements are read from the last deliveries. The store keeps all of the last minute; a replica that lags by more
-is broken.
+The announcements are read from the last deliveries before Redis was lost, however long it was away. The store keeps all
+of that last minute; a replica that lags by more is broken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["READ_BACK_S", "Announced"]
 
 log = structlog.get_logger(__name__)
 
-# How old deliveries may be that are read at the beginning.
+# How long before the last complete answer of Redis deliveries may have been added that are read at the beginning.
 READ_BACK_S: Final = 90.0
 # When Redis is compared after a connection: when the workers have asserted everything again, and when dead ones and
 # those that a lost beat table didn't name are removed.
@@ -79,15 +79,18 @@ class Announced:
             self._connects = None
 
     def begin(self, connects: int, newest_first: Iterable[Announcement]) -> None:
-        """`newest_first` are the deliveries of the last READ_BACK_S, read after the connection number `connects`."""
+        """`newest_first` are the deliveries since READ_BACK_S before the last answer, read after the connection number
+        `connects`."""
         now_s = asyncio.get_running_loop().time()
         self._connects = connects
-        self._states = {}
+        states: dict[_Target, bool] = {}
         for announcement in newest_first:
             endpoint = self._endpoint(announcement.endpoint_id)
             if endpoint is not None and self._gets_both(endpoint, announcement.event, announcement.channel):
                 subject = Subject(endpoint.app_id, announcement.channel, announcement.user)
-                self._states.setdefault((endpoint.id, subject), _STATES[announcement.event][1])
+                states.setdefault((endpoint.id, subject), _STATES[announcement.event][1])
+        # Those known from an earlier beginning may be of deliveries that are too old to be read again.
+        self._states |= states
         self._compare_at = [now_s + after_s for after_s in self._compare_after_s]
         self._ends_at = now_s + self._lasts_s + self._redis.debounce_s
         self.active = True

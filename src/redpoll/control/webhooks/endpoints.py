@@ -87,8 +87,8 @@ class Endpoints:
             of_app = by_app.setdefault(endpoint.app_id, [])
             if endpoint.deleted_at is None:
                 of_app.append(endpoint)
-        self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items()}
-        self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in self._by_app.items()})
+        self._by_app = {app_id: tuple(of_app) for app_id, of_app in by_app.items() if of_app}
+        self._records.set_hooks({app_id: hooks_of(of_app) for app_id, of_app in by_app.items()})
 
     def _changed(self, changed: Mapping[str, Endpoint], origin: Origin) -> None:
         """Takes endpoints that were changed."""
@@ -334,8 +334,13 @@ class Endpoints:
         for endpoint in self._all.values():
             if endpoint.app_id in by_app and endpoint.deleted_at is None:
                 by_app[endpoint.app_id].append(endpoint)
-        # As the store sorts them: nodes may have heard of them in another order.
-        self._by_app |= {app_id: tuple(sorted(of_app, key=_age)) for app_id, of_app in by_app.items()}
+        for app_id, of_app in by_app.items():
+            if of_app:
+                # As the store sorts them: nodes may have heard of them in another order.
+                self._by_app[app_id] = tuple(sorted(of_app, key=_age))
+            else:
+                # Its last endpoint was deleted, perhaps with the app.
+                self._by_app.pop(app_id, None)
 
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None:
         """Changes memory only; Results writes it to the store."""

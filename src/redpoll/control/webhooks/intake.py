@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 TAKE_EVERY_S: Final = 0.1
 # The pause while no endpoint is enabled and the outbox is empty.
 IDLE_TAKE_EVERY_S: Final = 1.0
-# The pause after an error of the store. The rows wait in Redis.
+# The pause after an error of the store, or of Redis. The rows wait in Redis.
 _RETRY_AFTER_S: Final = 1.0
 # The UUID namespace of delivery ids. It must never change.
 _NAMESPACE: Final = UUID("6f1c3f5e-9a0e-4d0c-8a5b-3f3f6d2b7c11")
@@ -102,6 +102,8 @@ class Intake:
         self._reached_end = False
         # When the oldest committed rows were committed that Redis may still have.
         self._undeleted_since: float | None = None
+        # When all shards answered last and their rows were stored: what Redis lost since is of the time before.
+        self._answered_at: float | None = None
         # Why the store can't be written; empty if it can.
         self._store_error = ""
         # Endpoints that we know and the store doesn't.
@@ -130,6 +132,7 @@ class Intake:
     async def take_once(self) -> float:
         """Takes rows once and writes their deliveries. Returns the seconds until the next take is due."""
         errors = self._outbox.errors
+        began_at = self._clock()
         self._outbox_empty = False
         self._idle_until_s = asyncio.get_running_loop().time() + IDLE_TAKE_EVERY_S
         try:
@@ -144,12 +147,15 @@ class Intake:
                 await self._read_announced()
             if taken.rows:
                 await self._store_deliveries(taken.rows)
+            if all_answered:
+                self._answered_at = began_at
             self._reached_end = all_answered and not taken.more
             self._outbox_empty = self._reached_end and not (taken.rows or self._outbox.waiting or self._outbox.leaves)
             await self._announced.compare()
         except (LinkDown, hiredis.ReplyError, TimeoutError) as error:
             log.debug("outbox not read", reason=str(error))
-            return TAKE_EVERY_S
+            # A Redis that refuses does so for longer than a lost connection is away.
+            return _RETRY_AFTER_S if isinstance(error, hiredis.ReplyError) else TAKE_EVERY_S
         except _Outdated:
             log.debug("outbox not taken, the records are read first")
             return TAKE_EVERY_S
@@ -163,11 +169,11 @@ class Intake:
         return 0.0 if taken.more else TAKE_EVERY_S
 
     def forgotten_before(self) -> float:
-        """Rows whose deliveries were written before this Unix time are no longer in Redis, so they can't be
-        repeated."""
-        if not self._caught_up:
+        """Rows whose deliveries were written before this Unix time were no longer in Redis when it answered last. So
+        they can be repeated only if it loses writes."""
+        if not self._caught_up or self._answered_at is None:
             return 0.0
-        return self._clock() if self._undeleted_since is None else self._undeleted_since
+        return self._answered_at if self._undeleted_since is None else min(self._undeleted_since, self._answered_at)
 
     async def _store_deliveries(self, rows: Sequence[Transition]) -> None:
         now_s = self._clock()
@@ -228,7 +234,10 @@ class Intake:
     async def _read_announced(self) -> None:
         connects = self._outbox.connects
         async with self._store.reading() as connection:
-            deliveries = await delivery_rows.since(connection, self._clock() - READ_BACK_S)
+            # Not back from now: the outage may have lasted longer. A new leader doesn't know when it began, nor by how
+            # much its clock differs from that of the former leader.
+            answered_at = None if self._answered_at is None else min(self._answered_at, self._clock())
+            deliveries = await delivery_rows.since(connection, answered_at, READ_BACK_S)
         self._announced.begin(connects, deliveries)
 
     async def _with_endpoint(

@@ -8,9 +8,8 @@ control plane hands out, in a transaction of the store, so no delivery has two l
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
 from redpoll.cluster.envelopes import Envelope, webhooks_ended_envelope
@@ -62,7 +61,7 @@ class Pulls:
     lease. `signing_key(app_id)` returns the app's key, `clock()` Unix seconds.
 
     `attempts` counts outcomes since the start: deliveries that were acknowledged, and leases that ended without.
-    `by_app` has both by app id, in this order; `failed_total` counts dead letters. `on_left(endpoint_id, size)`: a
+    `by_app` gets both by app id, in this order; `failed_total` counts dead letters. `on_left(endpoint_id, size)`: a
     delivery with a body of this size no longer waits. plane.py sets `announce(app_id, envelope)`, which tells all
     workers of the app's deliveries, and `spans`, None unless OpenTelemetry is on.
     """
@@ -74,11 +73,11 @@ class Pulls:
         retry_after_s: Sequence[float],
         lease_s: float,
         signing_key: Callable[[str], Key | None],
-        clock: Callable[[], float] = time.time,
-        on_left: Callable[[str, int], None] = _ignore,
+        clock: Callable[[], float],
+        on_left: Callable[[str, int], None],
+        by_app: MutableMapping[str, tuple[int, int]],
     ) -> None:
         self.attempts: Counter[str] = Counter()
-        self.by_app: dict[str, tuple[int, int]] = {}
         self.failed_total = 0
         self.announce: Callable[[str, bytes], None] = _ignore
         self.spans: Spans | None = None
@@ -89,6 +88,7 @@ class Pulls:
         self._signing_key = signing_key
         self._clock = clock
         self._on_left = on_left
+        self._by_app = by_app
         self._turns = Turns(_MAX_WAITING)
 
     @property
@@ -177,12 +177,12 @@ class Pulls:
     def _count(self, app_id: str, outcome: Outcome, count: int) -> None:
         if count:
             self.attempts[outcome] += count
-            delivered, failed = self.by_app.get(app_id, (0, 0))
+            delivered, failed = self._by_app.get(app_id, (0, 0))
             if outcome is Outcome.DELIVERED:
                 delivered += count
             else:
                 failed += count
-            self.by_app[app_id] = delivered, failed
+            self._by_app[app_id] = delivered, failed
 
     def _left(self, ended: Sequence[Ended]) -> None:
         for one in ended:

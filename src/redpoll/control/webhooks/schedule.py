@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Final
 
 import structlog
@@ -69,7 +69,8 @@ class Schedule:
     `spans`: None unless OpenTelemetry is on. `on_left(endpoint_id, size)`: a delivery with a body of this size
     no longer waits. `lease_s`: that of pulled deliveries, whose due times follow the clock too. `clock()` returns Unix
     seconds, `steady()` seconds of a clock that is never set, by which pauses are measured. `attempts` counts attempts
-    by outcome, `failed_total` deliveries that became dead letters. `results` writes what came of them.
+    by outcome, `by_app` the successful and the failed ones by app id, `failed_total` deliveries that became dead
+    letters. `results` writes what came of them.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class Schedule:
         spans: Spans | None = None,
         on_left: Callable[[str, int], None] = _ignore,
         lease_s: float = 0.0,
+        by_app: MutableMapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.attempts: Counter[str] = Counter()
-        # By app id: successful and failed attempts.
-        self.by_app: dict[str, tuple[int, int]] = {}
+        self._by_app = {} if by_app is None else by_app
         self.failed_total = 0
         self._store = store
         self._endpoints = endpoints
@@ -407,9 +408,9 @@ class Schedule:
         self, queue: EndpointQueue, endpoint: Endpoint, items: Sequence[Waiting], begun_s: float, attempt: Attempt
     ) -> None:
         self.attempts[attempt.outcome] += len(items)
-        delivered, failed = self.by_app.get(endpoint.app_id, (0, 0))
+        delivered, failed = self._by_app.get(endpoint.app_id, (0, 0))
         number_ok = len(items) if attempt.ok else 0
-        self.by_app[endpoint.app_id] = (delivered + number_ok, failed + len(items) - number_ok)
+        self._by_app[endpoint.app_id] = (delivered + number_ok, failed + len(items) - number_ok)
         queue.failures = 0 if attempt.ok else queue.failures + 1
         self._note_failing(endpoint.id, begun_s, attempt.ok)
         # One time for all: what failed together is due together.

@@ -56,8 +56,8 @@ FAILING_AFTER_S: Final = 300.0
 # Finished deliveries are kept for people to look at: for this long, and at most this many per endpoint and state.
 _KEEP_S: Final = 7 * 86_400.0
 _MAX_FINISHED: Final = 1_000
-# Those of the last minute are always kept. After a power loss Redis may have rows again that it had deleted; their
-# deliveries must still be in the store to be recognized as repeats.
+# Those of the last minute in which Redis answered are always kept. After a power loss it may have rows again that it
+# had deleted; their deliveries must still be in the store to be recognized as repeats.
 _KEEP_ALL_S: Final = 60.0
 _TIDY_EVERY_S: Final = 5.0
 _FINISH_WITHIN_S: Final = 3.0
@@ -69,9 +69,11 @@ class Webhooks:
     the outbox and sends: from `start()` until `stop()`.
 
     `endpoints` and `dead_letters` are the parts that change records, `pulls` hands out what back ends pull, on every
-    node. While it leads, `intake` reads the outbox and `schedule` sends; otherwise both are None. `clock()` returns
-    Unix seconds, `steady()` seconds of a clock that is never set. Methods raise RecordError, with a sentence for
-    people, if something isn't possible. Times are Unix seconds.
+    node. While it leads, `intake` reads the outbox and `schedule` sends; otherwise both are None. `attempts_by_app`
+    has, by app id, how many attempts succeeded and how many failed since the start, of those that are pulled on this
+    node too; the dashboard's sampler removes deleted apps. `clock()` returns Unix seconds, `steady()` seconds of a
+    clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible. Times
+    are Unix seconds.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Webhooks:
         self._steady = steady
         self._tidy_every_s = tidy_every_s
         self._max_finished = max_finished
+        self.attempts_by_app: dict[str, tuple[int, int]] = {}
         self._bound = WaitingBound(settings.webhook_max_waiting, steady)
         self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
         self.pulls = Pulls(
@@ -103,6 +106,7 @@ class Webhooks:
             self._signing_key,
             clock,
             self._bound.left,
+            self.attempts_by_app,
         )
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
         self._sender: Sender | None = None
@@ -142,6 +146,7 @@ class Webhooks:
             spans,
             on_left=self._bound.left,
             lease_s=self.pulls.lease_s,
+            by_app=self.attempts_by_app,
         )
         self.intake = Intake(
             outbox,
@@ -205,15 +210,6 @@ class Webhooks:
         }
         counters |= {f"webhook_attempts_{outcome}_total": attempts[outcome] for outcome in Outcome}
         return counters
-
-    def attempts_by_app(self) -> Mapping[str, tuple[int, int]]:
-        """By app id: the number of successful and of failed attempts since the start, of those that are pulled on this
-        node too."""
-        total = {} if self.schedule is None else dict(self.schedule.by_app)
-        for app_id, (delivered, failed) in self.pulls.by_app.items():
-            sent, not_sent = total.get(app_id, (0, 0))
-            total[app_id] = sent + delivered, not_sent + failed
-        return total
 
     # -- endpoints
 
@@ -381,7 +377,7 @@ class Webhooks:
                 self.schedule.look_again(endpoint.id)
         await self.pulls.run_out(self._leader_store)
         now_s = self._clock()
-        before = min(now_s - _KEEP_ALL_S, self.intake.forgotten_before())
+        before = min(now_s, self.intake.forgotten_before()) - _KEEP_ALL_S
         await self._prune(now_s - _KEEP_S, before)
         await self._limit_dead_letters(before)
         await self.endpoints.forget_deleted()
