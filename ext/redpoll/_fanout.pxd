@@ -41,6 +41,13 @@ cdef enum:
     IN_BULK = 2
 
 
+cdef enum:
+    # `Sink.overrun`. 0: there was none. DUE: more waited for it than may, and its frames were dropped; the next flush
+    # closes it. HANDLED: a flush has.
+    OVERRUN_DUE = 1
+    OVERRUN_HANDLED = 2
+
+
 cdef union Seats:
     # Up to INLINE_SEATS lie in the sink itself; more are heap memory, of which the sink owns `heap`.
     Seat[INLINE_SEATS] inline
@@ -75,8 +82,8 @@ cdef class Sink(Polled):
     cdef uint8_t writable
     # The flusher's queues that this is in: IN_QUICK, IN_BULK or both.
     cdef uint8_t queued
-    # More than the limit waits for it; the next flush closes it.
-    cdef uint8_t overrun
+    # OVERRUN_DUE, OVERRUN_HANDLED, or 0.
+    cdef readonly uint8_t overrun
     # Half-close as soon as nothing is unsent.
     cdef uint8_t finishing
     # Report when less than Flusher.writable_below_bytes are unsent (WRITABLE), or none (DRAINED); 0: report nothing.

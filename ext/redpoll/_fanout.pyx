@@ -410,7 +410,7 @@ cdef class Sink(Polled):
         reserve(&self.flusher.quick, 1)
         self.forget_unsent()
         self.writable = False
-        self.overrun = True
+        self.overrun = OVERRUN_DUE
         if not self.queued:
             put(&self.flusher.quick, <PyObject*> self, IN_QUICK)
         return 0
@@ -1001,8 +1001,8 @@ cdef class Flusher:
             ssize_t sent
             bint urgent
             int i
-        if sink.overrun:
-            sink.overrun = False
+        if sink.overrun == OVERRUN_DUE:
+            sink.overrun = OVERRUN_HANDLED
             self.overruns += 1
             sink.overran()
         # Urgent frames, the others, and one more turn for a frame that the first write cut. Frames that callbacks queue

@@ -892,9 +892,12 @@ def test_a_sink_for_which_too_much_waits_elsewhere_is_closed_as_one_with_too_muc
     sink, _ = tls_sink(flusher, room=0)
     sink.send(b"x" * 1000)
     flusher.flush()
+    assert not sink.overrun
     sink.overrun_now()
     sink.overrun_now()
+    assert sink.overrun
     assert not sink.send(b"y")
     flusher.flush()
     assert flusher.overruns == 1
+    assert sink.overrun
     assert not sink.send(b"z")

@@ -162,6 +162,7 @@ async def test_member_leaves_when_its_stream_ends(bench):
 @pytest.mark.parametrize("kind", KINDS)
 async def test_session_that_nobody_polls_or_opens_again_ends(bench, kind):
     worker = await bench.start()
+    await bench.change(user_authentication_timeout_s=3600)
     worker.fallback.sessions.wait_s = 0.0
     if kind == "xhr":
         path = f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7"
@@ -177,6 +178,7 @@ async def test_session_that_nobody_polls_or_opens_again_ends(bench, kind):
         writer.close()
     assert worker.fallback.sessions.begun_total == 1
     await bench.settled(worker, lambda: not worker.fallback.sessions.by_name and not len(worker.hub.open_connections))
+    assert not worker.janitor.unauthorised
 
 
 def is_waiting(session):

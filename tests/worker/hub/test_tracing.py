@@ -1,5 +1,7 @@
 """Spans of a worker: received, sent to how many connections, and for which one an event was lost."""
 
+import asyncio
+
 from redpoll._fanout import Audience, Flusher, Sink
 from redpoll.cluster.traces import Span, Triggered
 from redpoll.protocol.joining import Joiner, Pace, Part
@@ -57,6 +59,28 @@ def test_a_dropped_connection_lost_the_events_of_its_own_channels():
     tracing.dropped("1", "3.4", sink)
     detail = {"worker": "r.1.0", "channel": "room", "socket_id": "3.4"}
     assert recorder.spans == [Span(TRACE, "1", NOW_MS, "dropped", detail, NOW_MS * 1000)]
+
+
+async def test_only_a_websocket_with_too_much_unsent_is_one_that_lost_events(bench, monkeypatch):
+    worker = await bench.start()
+    lost = []
+    monkeypatch.setattr(worker.hub.tracing, "dropped", lambda app_id, socket_id, sink: lost.append(socket_id))
+    slow, leaving = await bench.client(worker), await bench.client(worker)
+    # The same happens to a reader over HTTP.
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    await asyncio.wait_for(reader.readline(), 60)
+    (over_http,) = worker.gate.http.connections
+    over_http.overrun_now()
+    await bench.settled(worker, lambda: not worker.gate.http.connections)
+    await leaving.socket.close()
+    await bench.settled(worker, lambda: len(worker.hub.open_connections) == 1)
+    assert lost == []
+    worker.hub.find_socket("1", slow.socket_id).overrun_now()
+    await bench.settled(worker, lambda: not len(worker.hub.open_connections))
+    assert lost == [slow.socket_id]
+    assert worker.flushing.flusher.overruns == 2
+    writer.close()
 
 
 def test_events_before_the_last_flush_count_as_sent():

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from redpoll._http import pack_answer
+from redpoll.cluster.membership.timings import Timings
 from redpoll.http.messages import AUTHENTICATED, CLOSES, CONTINUE, LAST
 from worker.ingress.edge import reset
 
@@ -241,6 +242,21 @@ async def test_answers_that_a_stranger_does_not_read_keep_their_place(bench, ope
     await wait_until(lambda: len(worker.gate.strangers) == 0)
 
 
+@pytest.mark.parametrize("data", [GET, PART], ids=["first", "post"])
+async def test_one_that_gets_503_for_lack_of_http_connections_can_make_room(bench, open_from, data):
+    worker = await bench.start()
+    gate = worker.gate
+    gate.http.max_connections = 0
+    reader, _ = await open_from(worker, "127.0.0.2", data)
+    assert await status(reader) == 503
+    assert gate.http.refused["connections"] == 1
+    assert len(gate.strangers.closing) == 1
+    assert not gate.strangers.callers
+    assert gate.make_room("8.8.8.8")
+    assert gate._held() == 0
+    assert await ended(reader) == b""
+
+
 async def test_the_workers_own_answers_take_a_place_while_they_are_unread(bench, open_from, wait_until):
     worker = await bench.start(max_pending_per_address=1, trusted_proxies=["10.0.0.0/8"])
     # There is no control plane, so the worker answers all requests.
@@ -290,6 +306,26 @@ async def test_an_upgrade_that_waits_for_its_place_in_the_app_is_a_strangers(ben
     assert await ended(other) == b""
     assert len(worker.hub.admission) == 0
     assert len(strangers) == 0
+
+
+async def test_one_that_makes_room_is_not_opened_by_an_answer_that_comes_before_its_end(bench, open_from, wait_until):
+    """It would be counted as leaving for ever, and the worker would take one more for each."""
+    # The test ends the wait.
+    worker = await bench.start(timings=Timings(admit_retry_s=20.0, max_admit_s=120.0))
+    gate, limit = worker.gate, worker.registry.connection_limit
+    await bench.change(max_connections=1)
+    client = await bench.client(worker)
+    reader, _ = await open_from(worker, "127.0.0.2", UPGRADE)
+    await wait_until(lambda: limit.refused)
+    assert gate.make_room("8.8.8.8")
+    # All that wait are admitted at once.
+    limit.limit("1", 0)
+    assert await ended(reader) == b""
+    await wait_until(lambda: gate.connections == 1)
+    assert gate._held() == 1
+    assert not gate.strangers.leaving
+    assert len(worker.hub.open_connections) == 1
+    await client.nothing_more()
 
 
 async def test_the_worker_answers_health_checks_itself(bench, open_from, control):

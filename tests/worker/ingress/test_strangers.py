@@ -133,6 +133,31 @@ def test_addresses_from_which_somebody_authenticated_make_room_for_each_other_on
     assert aborted(peers["newcomers"]) == [True, True, True]
 
 
+def test_those_that_may_not_go_hide_no_others():
+    strangers, peers = crowd(closing=["a"] * 17)
+    for peer in peers["closing"][:16]:
+        peer.unsent_bytes = 1
+    assert strangers.make_room("new")
+    assert aborted(peers["closing"]) == [False] * 16 + [True]
+    assert not strangers.make_room("new")
+    for queue in ("newcomers", "callers"):
+        strangers, peers = crowd(**{queue: ["back end"] * 16 + ["flood"] * 3})
+        strangers.authenticated(Peer(), "back end")
+        assert strangers.make_room("new")
+        assert aborted(peers[queue]) == [False] * 16 + [True, True, False]
+    strangers, peers = crowd(callers=[*map(str, range(16)), "a", "a"])
+    assert strangers.make_room("new")
+    assert aborted(peers["callers"]) == [False] * 16 + [True, False]
+
+
+def test_however_many_may_not_go_the_others_are_found_after_some_calls():
+    strangers, peers = crowd(newcomers=["back end"] * 1000 + ["flood"])
+    strangers.authenticated(Peer(), "back end")
+    assert not strangers.make_room("new")
+    assert any(strangers.make_room("new") for _ in range(20))
+    assert aborted(peers["newcomers"]) == [False] * 1000 + [True]
+
+
 def test_a_busy_caller_gives_way_only_if_its_address_has_several_and_to_another_address():
     strangers, peers = crowd(callers=["alone", "a", "a"])
     assert not strangers.make_room("a")

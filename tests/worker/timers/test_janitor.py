@@ -61,6 +61,34 @@ async def test_a_close_frame_without_an_answer_times_out(bench):
     writer.close()
 
 
+async def test_nothing_is_left_of_a_refused_client_that_read_slowly(bench):
+    worker = await bench.start()
+    last_answers = worker.janitor._last_answers
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.transport.pause_reading()
+    writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    await bench.settled(worker, lambda: worker.gate.http.connections)
+    (connection,) = worker.gate.http.connections
+
+    def is_full():
+        if connection.unsent_bytes > 65_536:
+            return True
+        # Looked at when the kernel has had its part.
+        connection.write_http(b"x" * 100_000)
+        return False
+
+    await bench.settled(worker, is_full)
+    close = b"\x88\x82\0\0\0\0\x03\xe8"
+    writer.write(UPGRADE.format(path="/app/unknown?protocol=7").encode() + close)
+    await bench.settled(worker, lambda: last_answers)
+    writer.transport.resume_reading()
+    while await asyncio.wait_for(reader.read(1 << 20), 60):
+        pass
+    writer.close()
+    await bench.settled(worker, lambda: worker.gate.connections == 0)
+    assert not last_answers
+
+
 async def _two_with_a_late_head(bench, worker):
     """(connection, reader, writer) of two whose head is late in the same tick; the first is looked at first."""
     streams = [await asyncio.open_connection("127.0.0.1", worker.port) for _ in range(2)]

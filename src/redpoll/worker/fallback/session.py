@@ -91,6 +91,7 @@ class FallbackConnection(ClientConnection):
         # It has no descriptor, so the gate doesn't count it.
         if self.of_session is not None:
             self.of_session = None
+            self.gate.janitor.departed(self)
             self.gate.addresses.leave(self.address_slot)
 
 

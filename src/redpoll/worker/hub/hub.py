@@ -77,7 +77,6 @@ class Hub:
         # Channels that closed connections have left, and in which they are still counted.
         self._leaving: deque[tuple[str, str, str | None]] = deque()
         self._leave_slices = Slices(self._leave_some)
-        self._overruns = 0
         self.writable_signal = WritableSignal(flusher)
         self.pacing = Pacing(flusher, self.writable_signal, self._paced)
         self.registry: Registry
@@ -216,9 +215,7 @@ class Hub:
         if not self.open_connections.discard(connection):
             return
         session = connection.session
-        if self.flusher.overruns != self._overruns:
-            # Closed because its send buffer overflowed.
-            self._overruns = self.flusher.overruns
+        if connection.overrun:
             self.tracing.dropped(session.app.id, session.socket_id, connection)
         self.joins.stop(connection)
         if session.app.user_resume_s:

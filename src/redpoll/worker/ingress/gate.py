@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from redpoll import _frame
-from redpoll._engine import CLOSED
 from redpoll._fanout import Flusher
 from redpoll._http import Head, parse_head, upgrade_fault
 from redpoll._memory import SmallMap, untrack
@@ -96,7 +95,7 @@ class Gate:
         self._trusted = TrustedProxies(settings.trusted_proxies)
         self.addresses = Addresses(settings.max_connections_per_address, self._trusted)
         self._limit_addresses(settings)
-        self.strangers = Strangers(settings.max_pending_per_address, self._trusted)
+        self.strangers = Strangers(settings.max_pending_per_address, self._trusted, hub.admission.withdraw)
         proxied = settings.proxy_protocol
         self.streams = Streams(hub, directory.by_id, self.addresses, life, ready, named_by_proxy=proxied)
         self.http = HttpRequests(
@@ -189,7 +188,6 @@ class Gate:
     def gone(self, connection: Connection) -> None:
         """A connection that never became a WebSocket has ended."""
         self.http.gone(connection)
-        self.janitor.departed(connection)
         self.hub.admission.withdraw(connection)
 
     def closing(self, connection: Connection) -> None:
@@ -203,14 +201,13 @@ class Gate:
 
     def closed(self, connection: Connection) -> None:
         """A WebSocket has ended, whatever the cause: FIN, RST, timeout, protocol error, or a close by this server."""
-        if connection.state == CLOSED:
-            self.janitor.departed(connection)
         if connection.session is not None:
             self.hub.closed(connection)
 
     def released(self, connection: Connection) -> None:
         """The descriptor is closed. Until then it counts: clients choose how long they keep a closed connection."""
         self.connections -= 1
+        self.janitor.departed(connection)
         if self._untidied is not None:
             self._untidied += 1
             if self._untidied == _TIDY_AFTER:

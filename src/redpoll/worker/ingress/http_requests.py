@@ -342,8 +342,8 @@ class HttpRequests(HttpServer[Connection, PublicConnection]):
         made = PublicConnection(self, connection, peer, SECURE if secure else 0)
         if full:
             self.limit_reached("connections")
+            self.strangers.forget(connection)  # Before the answer: from then on it is in `closing`.
             made.refuse_first(data, Fault(503, "unavailable", _NO_ROOM))
-            self.strangers.forget(connection)
             return
         self.connections[connection] = made
         made.received(data)

@@ -14,7 +14,7 @@ A connection is a stranger's until it is a WebSocket or control has found a righ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Strangers"]
 
-# How many of the oldest connections are compared when one has to go.
+# How many of the oldest connections are compared when one has to go. If none of them may, the next ones are, up to
+# _MAX_LOOKS in all: a look takes 2 µs.
 _SAMPLE: Final = 16
+_MAX_LOOKS: Final = 64
 # How many addresses of callers who authenticated are remembered.
 _MAX_KNOWN: Final = 1024
 # An answer of this size is as good as read: a place costs more than it.
@@ -37,14 +39,19 @@ _SMALL_BYTES: Final = 4096
 
 class Strangers:
     """The connections of strangers, and the places that addresses hold. `limit` 0: addresses have no limit.
+    `withdraw(connection)`, called for each that is closed to make room, ends its wait for a place in its app.
 
     `newcomers`: connections whose first head isn't complete, TLS handshakes included. `callers`: HTTP connections;
     `idle` are those between two requests. `closing`: connections that were answered and wait for the client to close.
-    All are in order of time, the oldest first. `closed_total` counts the connections that made room.
+    All are in order of time, the oldest first; those that couldn't make room when it was needed come last.
+    `closed_total` counts the connections that made room.
     """
 
-    def __init__(self, limit: int, trusted: TrustedProxies) -> None:
+    def __init__(
+        self, limit: int, trusted: TrustedProxies, withdraw: Callable[[Connection], None] = lambda _: None
+    ) -> None:
         self.limit = limit
+        self._withdraw = withdraw
         self.closed_total = 0
         self.newcomers: dict[Connection, None] = {}
         self.callers: dict[Connection, None] = {}
@@ -152,10 +159,11 @@ class Strangers:
 
     def make_room(self, address: str) -> bool:
         """Close at least one connection of a stranger, for a new one of this address. False: there is none."""
-        done = next((connection for connection in islice(self.closing, _SAMPLE) if not connection.unsent_bytes), None)
-        if done is not None:
-            self._close(done)
-            return True
+        for sample in _samples(self.closing):
+            done = next((connection for connection in sample if not connection.unsent_bytes), None)
+            if done is not None:
+                self._close(done)
+                return True
         return self._close_some(self.newcomers, address) or self.make_http_room(address)
 
     def make_http_room(self, address: str) -> bool:
@@ -173,19 +181,22 @@ class Strangers:
 
     def _close_some(self, queue: dict[Connection, None], address: str, *, spares_single: bool = False) -> bool:
         """Close connections of the address that has the most of the oldest, for a new one of `address`."""
-        oldest = [(connection, network_of(connection.address)) for connection in islice(queue, _SAMPLE)]
-        others = [pair for pair in oldest if pair[1] not in self._known]
-        if not others and network_of(address) in self._known:
-            others = oldest
-        if not others:
-            return False
-        # Of equals the first, which is the oldest.
-        network, count = Counter(network for _, network in others).most_common(1)[0]
-        if spares_single and (count == 1 or network == network_of(address)):
-            return False
-        for connection in [connection for connection, its in others if its == network][: (count + 1) // 2]:
-            self._close(connection)
-        return True
+        own = network_of(address)
+        for sample in _samples(queue):
+            oldest = [(connection, network_of(connection.address)) for connection in sample]
+            others = [pair for pair in oldest if pair[1] not in self._known]
+            if not others and own in self._known:
+                others = oldest
+            if not others:
+                continue
+            # Of equals the first, which is the oldest.
+            network, count = Counter(network for _, network in others).most_common(1)[0]
+            if spares_single and (count == 1 or network == own):
+                continue
+            for connection in [connection for connection, its in others if its == network][: (count + 1) // 2]:
+                self._close(connection)
+            return True
+        return False
 
     def _close(self, connection: Connection) -> None:
         self.closed_total += 1
@@ -196,4 +207,17 @@ class Strangers:
         # Now, not when the connection is gone, which is later: the next one of this loop pass needs another one.
         self.forget(connection)
         self.leaving.add(connection)
+        self._withdraw(connection)
         connection.abort()
+
+
+def _samples(queue: dict[Connection, None]) -> Iterator[list[Connection]]:
+    """The oldest of a queue, some at a time. Those that the caller doesn't close go to the end of the queue: at the
+    front they would hide all others, also at the next call."""
+    left = min(len(queue), _MAX_LOOKS)
+    while left:
+        sample = list(islice(queue, min(left, _SAMPLE)))
+        yield sample
+        left -= len(sample)
+        for connection in sample:
+            queue[connection] = queue.pop(connection)
