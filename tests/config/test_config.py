@@ -9,8 +9,8 @@ import pytest
 
 from config.faults import faults_of
 from helpers.certs import self_signed
+from redpoll.config.cgroups import usable_cpus
 from redpoll.config.config import TABLE, Settings, _is_service_link, load
-from redpoll.config.cpus import usable_cpus
 from redpoll.config.redis_url import RedisUrl
 from redpoll.config.setting_table import VARIABLES
 

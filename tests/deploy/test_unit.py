@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,24 @@ def test_one_process_without_memory_doesnt_end_the_server():
 def test_a_slow_start_isnt_killed():
     """A large Redis takes longer to load than systemd's default of 90 s, and the server waits for PostgreSQL."""
     assert "TimeoutStartSec=infinity" in UNIT.read_text().splitlines()
+
+
+def test_a_start_that_fails_is_tried_again_for_as_long_as_it_takes():
+    """Docker and Kubernetes do so too. By default systemd gives up after five starts in 10 s, although a full disk or a
+    port in use may pass."""
+    lines = UNIT.read_text().splitlines()
+    assert "Restart=on-failure" in lines
+    assert "StartLimitIntervalSec=0" in lines
+
+
+def test_wrong_settings_are_not_tried_again(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "redpoll", "serve", "--port", "x", "--data-dir", str(tmp_path / "data")],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    lines = UNIT.read_text().splitlines()
+    assert f"RestartPreventExitStatus={done.returncode}" in lines
+    # After a failed ExecStartPre systemd starts the unit again, whatever its exit code is.
+    assert not any(line.startswith("ExecStartPre=") for line in lines)

@@ -1,15 +1,20 @@
+import os
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from helpers.certs import authority, issued, self_signed
 from helpers.ports import reserved_ports
+from helpers.redis_data import REDIS_8, written
 from helpers.sentinel import redis_cluster
 from redpoll import _openssl
 from redpoll.config import config
 from redpoll.doctor import capacity, machine
 from redpoll.doctor.report import Verdict
+from redpoll.host import datafolder
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def test_more_workers_than_cpus_are_a_warning(workers, verdict):
 
 
 async def test_the_memory_is_that_which_this_process_may_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity, "_memory_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(capacity, "usable_memory", lambda: 3 << 30)
     (finding,) = (one for one in await machine.examine(settings(data_dir=tmp_path)) if one.check == "Machine")
     assert finding.seen.startswith("3.0 GiB")
 
@@ -55,6 +60,28 @@ async def test_the_memory_is_that_which_this_process_may_use(tmp_path, monkeypat
 def test_a_nearly_full_disk_is_a_warning(tmp_path):
     assert machine.disk(tmp_path / "data", 1 << 20).verdict is Verdict.WARNING
     assert machine.disk(tmp_path / "data", 1 << 40).verdict is Verdict.OK
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone can act as somebody else")
+def test_a_folder_of_another_user_is_left_to_its_server():
+    # Not below tmp_path, which is closed to other users.
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o755)
+        mine, closed, theirs = (base / part for part in ("mine", "closed", "theirs"))
+        for folder, owner in ((mine, 65_534), (closed, 65_534), (theirs, 60_001)):
+            folder.mkdir(0o700)
+            os.chown(folder, owner, owner)
+        closed.chmod(0o500)
+        with datafolder.as_owner(mine):
+            found = [machine.disk(folder, 1 << 40) for folder in (mine, theirs, theirs / "data", closed, base / "new")]
+    assert [one.verdict for one in found] == [Verdict.OK] + [Verdict.FAILED] * 4
+    assert [one.remedy for one in found[1:]] == [
+        ("run redpoll doctor as user 60001 or as root",),
+        ("run redpoll doctor as the server's user or as root",),
+        (f"chmod u+rwx {closed}",),
+        (f"as root, if a server of this user needs it: install -d -m 700 -o 65534 {base / 'new'}",),
+    ]
 
 
 @pytest.mark.parametrize(("state", "verdict"), [(0, Verdict.OK), (5, Verdict.WARNING), (None, Verdict.SKIPPED)])
@@ -105,6 +132,19 @@ def test_a_python_with_openssl_linked_in_is_named(tmp_path, monkeypatch, now_s):
     assert found.verdict is Verdict.WARNING
     assert "OpenSSL is linked into Python itself" in found.seen
     assert found.remedy
+
+
+async def test_without_a_program_for_the_data_each_remedy_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    place = settings(data_dir=tmp_path)
+    (found,) = await machine.redis_server(place)
+    assert found.verdict is Verdict.OK
+    assert found.seen.startswith("embedded:")
+    written(tmp_path / "redis", REDIS_8)
+    (finding,) = await machine.redis_server(place)
+    assert finding.verdict is Verdict.FAILED
+    assert "which Redis 8.0.2 wrote" in finding.cause
+    assert [line.split()[0] for line in finding.remedy] == ["install", "move"]
 
 
 async def test_an_unreachable_redis_fails_and_its_password_is_not_shown():

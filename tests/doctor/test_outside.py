@@ -12,7 +12,6 @@ import pytest
 from helpers.broken_proxy import BrokenProxy
 from helpers.certs import authority, issued
 from helpers.ports import reserved_ports
-from helpers.proxy import Proxy as RedisProxy
 from helpers.reading import keep
 from helpers.server import Server
 from helpers.walk import command
@@ -194,26 +193,6 @@ async def test_a_clock_an_hour_off_is_named(server, monkeypatch):
     assert "behind this machine's" in findings["Clock"].seen
     assert findings["Publish"].verdict is Verdict.FAILED
     assert "a clock is wrong" in findings["Publish"].cause
-
-
-async def test_an_unreachable_redis_is_named(redis_server):
-    with (
-        RedisProxy(redis_server.path) as redis,
-        Server(workers=1, redis_url=redis.url, redis_prefix="doctor") as server,
-    ):
-        redis.stall()
-        async with aiohttp.ClientSession() as session:
-
-            async def readiness() -> int:
-                async with session.get(f"http://127.0.0.1:{server.port}/readyz") as response:
-                    return response.status
-
-            await eventually(readiness, 503)
-        finding = failure(await examine(address(server)))
-        redis.resume()
-    assert finding.check == "Ready"
-    assert "503" in finding.seen
-    assert "can't reach its Redis" in finding.cause
 
 
 async def test_a_name_that_does_not_exist_is_named():

@@ -104,20 +104,22 @@ async def test_restarted_control_plane_gets_the_whole_state(tree, wait_until):
     assert tree.out.count("ready public=") == 1
 
 
-async def test_restarted_children_get_the_folder_of_sockets_again(tree, wait_until, tmp_path):
+@pytest.mark.parametrize("place", ["control", "worker0"])
+async def test_restarted_children_get_the_folder_of_sockets_again(tree, wait_until, tmp_path, place):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     tree.start(environment={"TMPDIR": str(temporary)})
     await wait_until(lambda: tree.is_ready)
     (run_dir,) = temporary.glob("redpoll-*")
     run_dir.rmdir()
-    os.kill(tree.pids("control")[0], signal.SIGKILL)
-    await wait_until(lambda: len(tree.pids("control")) == 2)
+    os.kill(tree.pids(place)[0], signal.SIGKILL)
+    await wait_until(lambda: len(tree.pids(place)) == 2)
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("place", ["control", "worker0"])
 @pytest.mark.parametrize("made", ["folder", "link"])
-async def test_no_child_starts_with_a_folder_of_sockets_that_others_may_enter(tree, wait_until, tmp_path, made):
+async def test_no_child_starts_with_a_folder_of_sockets_that_others_may_enter(tree, wait_until, tmp_path, made, place):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     tree.start(environment={"TMPDIR": str(temporary)})
@@ -130,13 +132,13 @@ async def test_no_child_starts_with_a_folder_of_sockets_that_others_may_enter(tr
     strange.chmod(0o777 if made == "folder" else 0o700)
     if made == "link":
         run_dir.symlink_to(strange)
-    os.kill(tree.pids("control")[0], signal.SIGKILL)
+    os.kill(tree.pids(place)[0], signal.SIGKILL)
     await wait_until(lambda: tree.err.count("child not started") >= 2)
     assert f"{run_dir} was replaced" in tree.err
-    assert len(tree.pids("control")) == 1
+    assert len(tree.pids(place)) == 1
     # When it is gone, all is as before.
     run_dir.unlink() if made == "link" else run_dir.rmdir()
-    await wait_until(lambda: len(tree.pids("control")) == 2)
+    await wait_until(lambda: len(tree.pids(place)) == 2)
     assert stat.S_IMODE(run_dir.lstat().st_mode) == 0o700
 
 

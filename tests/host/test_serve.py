@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+from helpers.redis_data import REDIS_8, written
 from host.supervised import Tree
 from redpoll.config.certificate_files import unbundle
 from redpoll.config.config import Settings
@@ -75,6 +76,14 @@ async def test_second_server_in_the_same_folder_is_refused(tree, wait_until, tmp
     other.start(data_dir=tree.folder / "data")
     assert other.process.wait(60) == 1
     assert f"is in use by redpoll serve, process {tree.process.pid}" in other.err
+
+
+async def test_data_that_no_redis_here_reads_is_reported(tree, tmp_path):
+    written(tmp_path / "data" / "redis", REDIS_8)
+    tree.start(redis_url="", environment={"PATH": str(tmp_path)})
+    assert tree.process.wait(60) == 1
+    refusal = f"no Redis or Valkey 7 or newer was found that reads {tmp_path}/data/redis, which Redis 8.0.2 wrote"
+    assert tree.err.splitlines()[-1].startswith(f"refused: {refusal}")
 
 
 async def test_file_limit_is_raised_for_all_children(tree, wait_until):

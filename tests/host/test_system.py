@@ -2,9 +2,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
+from helpers.namespaces import may_unshare
 from redpoll.host.system import StartError, listen, notify_systemd, notify_watchdog
 
 
@@ -24,6 +27,21 @@ def test_accepted_connections_inherit_socket_options():
     with ours, socket.create_connection(ours.getsockname()), ours.accept()[0] as accepted:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+@pytest.mark.skipif(not may_unshare("-n"), reason="no network namespace: the setting is the machine's")
+def test_all_addresses_include_those_of_ipv4_where_the_system_says_otherwise():
+    program = """
+import socket
+from redpoll.host.system import listen
+(ours,) = listen("::", 0)
+assert not ours.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+"""
+    command = 'cd /proc/sys/net/ipv6; test -w bindv6only || exit 77; echo 1 > bindv6only; exec "$0" -c "$1"'
+    done = subprocess.run(["unshare", "-n", "sh", "-ec", command, sys.executable, program], check=False, timeout=60)
+    if done.returncode == 77:
+        pytest.skip("the system's setting can't be changed here")
+    assert done.returncode == 0
 
 
 def test_unknown_host_is_reported():

@@ -11,7 +11,7 @@ import click
 from redpoll import __version__
 from redpoll.cli import without_collections
 from redpoll.cli.common import fail, print_json, settings_of, with_config
-from redpoll.cli.execute import refuse_unused_store, run
+from redpoll.cli.execute import ask_server, refuse_unused_store, run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
@@ -137,7 +137,8 @@ def reload(settings: config.Settings, as_json: bool) -> None:
         for name in report["restart"]:
             click.echo(f"{name}: changed, but needs a restart")
         if not any(report.values()):
-            click.echo("nothing has changed")
+            # The file that was edited may be another one.
+            click.echo("nothing has changed; the server reads its own environment and the file of its own --config")
     if report["faults"]:
         if not as_json:
             fail("nothing was changed")
@@ -166,16 +167,13 @@ def health(settings: config.Settings, as_json: bool) -> None:
 
 
 def _obstacle(settings: config.Settings) -> str | None:
-    """Why the server of this data folder isn't ready; None if it is. Unlike other commands it doesn't take the folder
-    when no server has it: the server may be about to start."""
-    from redpoll.host import datafolder
-    from redpoll.ipc import command_socket
+    """Why the server of this data folder isn't ready; None if it is."""
+    from redpoll.host.datafolder import DataFolderError
+    from redpoll.ipc.command_socket import CommandError
 
     try:
-        with datafolder.as_owner(Path(settings.data_dir)):
-            path = command_socket.socket_path(settings.data_dir)
-            # Not by HTTP: the ports may want a certificate or the PROXY protocol.
-            reason: str | None = command_socket.ask(path, "server health", {}, _HEALTH_WITHIN_S)["obstacle"]
-    except (OSError, command_socket.CommandError, datafolder.DataFolderError) as error:
+        # Not by HTTP: the ports may want a certificate or the PROXY protocol.
+        reason: str | None = ask_server(settings, "server health", {}, _HEALTH_WITHIN_S)["obstacle"]
+    except (OSError, CommandError, DataFolderError) as error:
         return f"no server answers on the data folder {settings.data_dir}: {error}"
     return reason

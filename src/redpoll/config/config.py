@@ -31,7 +31,7 @@ from redpoll.config.app_names import (
     valid_app_key,
     valid_app_secret,
 )
-from redpoll.config.cpus import usable_cpus
+from redpoll.config.cgroups import usable_cpus
 from redpoll.config.setting_table import PREFIX, TABLE, Setting, flag_of, sample, variable_of
 from redpoll.config.settings import Alias, Settings
 

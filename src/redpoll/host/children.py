@@ -138,7 +138,6 @@ class Children:
         self.redis.spawn(command, process_group=0)
 
     def _start_control(self) -> None:
-        self._make_run_dir()
         self._start_child(self.control, "control", 0, 0)
         self._started(self.control)
 
@@ -160,6 +159,7 @@ class Children:
 
     def _start_child(self, child: Child, role: Literal["worker", "control"], number: int, process: int) -> None:
         assert child.listening is not None
+        self._make_run_dir()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = self._place.command_of(role, number, theirs.fileno())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["DataFolderError", "DataFolderInUse", "as_owner", "foreign_owner", "lock", "openness"]
+__all__ = ["DataFolderError", "DataFolderInUse", "as_owner", "foreign_owner", "lock", "name_of", "openness"]
 
 _LOCK_NAME = "lock"
 _SERVER = "redpoll serve"
@@ -47,7 +47,7 @@ def openness(folder: Path) -> str | None:
 def foreign_owner(folder: Path) -> str | None:
     """The name of the user who owns the folder, if this process is root and that user isn't; else None."""
     owner = _owner_of(folder) if os.getresuid()[0] == 0 else None
-    return None if owner is None or owner.st_uid == 0 else _name_of(owner.st_uid)
+    return None if owner is None or owner.st_uid == 0 else name_of(owner.st_uid)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def as_owner(folder: Path) -> Iterator[None]:
         yield
         return
     before = (os.geteuid(), os.getegid(), os.getgroups(), os.environ.get("HOME"))
-    name = _name_of(owner.st_uid)
+    name = name_of(owner.st_uid)
     try:
         _become(owner.st_uid, *_rights_of(owner))
     except OSError as error:
@@ -121,7 +121,8 @@ def _become(uid: int, gid: int, groups: list[int], home: str | None) -> None:
         os.environ["HOME"] = home
 
 
-def _name_of(uid: int) -> str:
+def name_of(uid: int) -> str:
+    """The user's name for a sentence."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

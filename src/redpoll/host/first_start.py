@@ -37,7 +37,15 @@ class FirstStart:
             log.error("first password not written", path=str(path), reason=error.strerror)
 
     def announce(self, public: int, control: int, tls: int | None) -> None:
-        """Prints the first credentials and the ready line. The arguments are the ports."""
+        """Prints the first credentials and the ready line, if standard output takes them. The arguments are the
+        ports."""
+        try:
+            self._print(public, control, tls)
+        except OSError as error:
+            # Its disk is full, or its reader has gone. The server serves all the same.
+            log.warning("ready line not printed", reason=error.strerror)
+
+    def _print(self, public: int, control: int, tls: int | None) -> None:
         host = self._settings.host
         scheme = "https" if self._settings.tls_client_ca else "http"
         control_url = f"{scheme}://{url_host(self._settings.control_host)}:{control}"

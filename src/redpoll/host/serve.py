@@ -74,7 +74,7 @@ def _lock_folder(settings: Settings, folder: Path, stack: contextlib.ExitStack) 
         open_to_others = datafolder.openness(folder)
         if open_to_others is not None:
             log.warning("data folder open to others", data_dir=str(folder), what=open_to_others)
-        return None if settings.redis_url else embedded.find_binary()
+        return None if settings.redis_url else embedded.find_binary(folder / "redis")
     except (datafolder.DataFolderError, embedded.RedisMissing) as error:
         raise StartError(str(error)) from error
 

@@ -307,8 +307,8 @@ class Supervisor:
             return
         self._announced = True
         self._children.control.send(WorkersReady())
-        self._first_start.announce(*self._ports)
         notify_systemd("READY=1")
+        self._first_start.announce(*self._ports)
 
     # -- children that end
 

@@ -37,6 +37,9 @@ def listen(host: str, port: int, count: int = 1) -> list[socket.socket]:
             listener = socket.socket(family, socket.SOCK_STREAM)
             sockets.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # `::` takes IPv4 as well, also where net.ipv6.bindv6only says otherwise.
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             if number > 0:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Accepted sockets inherit both.

@@ -1,8 +1,10 @@
 """Pages: escaping, times, files and their Content-Security-Policy."""
 
 import re
+import shutil
 from pathlib import Path
 
+import jinja2
 import pytest
 
 import redpoll.control.dashboard
@@ -21,6 +23,15 @@ def test_templates_have_no_inline_script_or_style():
 def test_templates_do_not_disable_escaping():
     for path in TEMPLATES.glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape|Markup", path.read_text()), path.name
+
+
+def test_page_stays_whole_when_an_upgrade_moves_the_files_of_the_server_that_runs(tmp_path):
+    folder = shutil.copytree(TEMPLATES, tmp_path / "templates")
+    environment = pages._environment.__wrapped__()
+    environment.loader = jinja2.FileSystemLoader(folder)
+    template = environment.get_template("error.html")
+    folder.rename(tmp_path / "old")
+    assert environment.get_template("error.html") is template
 
 
 def test_sizes_and_durations_have_a_suitable_unit():

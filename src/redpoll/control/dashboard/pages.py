@@ -20,6 +20,7 @@ from redpoll import __version__
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.observe.debugging import is_debugged
+from redpoll.protocol.channels import valid_name
 from redpoll.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("redpoll.control.dashboard", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        # An upgrade may replace the files below a server that runs, whose pages are those of its own version.
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -155,6 +158,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["version"] = __version__
     environment.tests["debugged"] = is_debugged
+    environment.tests["channel_name"] = valid_name
     return environment
 
 

@@ -1,16 +1,16 @@
-"""The CPUs that this process may use, from sample files of cgroups."""
+"""The CPUs and the memory that this process may use, from sample files of cgroups."""
 
 import os
 
 import pytest
 
-from redpoll.config import cpus
+from redpoll.config import cgroups
 from redpoll.config.config import load
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Makes 64 CPUs and these files: `own` is /proc/self/cgroup, the others are below /sys/fs/cgroup."""
+    """Makes 64 CPUs, 64 GiB and these files: `own` is /proc/self/cgroup, the others are below /sys/fs/cgroup."""
 
     def make(own: str, files: dict[str, str]) -> None:
         for name, text in files.items():
@@ -19,8 +19,9 @@ def machine(tmp_path, monkeypatch):
             path.write_text(text)
         (tmp_path / "own").write_text(own)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-        monkeypatch.setattr(cpus, "_GROUPS", tmp_path / "groups")
-        monkeypatch.setattr(cpus, "_OWN_GROUPS", tmp_path / "own")
+        monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 << 20}.__getitem__)
+        monkeypatch.setattr(cgroups, "_GROUPS", tmp_path / "groups")
+        monkeypatch.setattr(cgroups, "_OWN_GROUPS", tmp_path / "own")
 
     return make
 
@@ -60,7 +61,46 @@ LOWER_OF_PARENTS = {
 )
 def test_the_lowest_quota_of_the_own_cgroups_counts(machine, own, files, expected):
     machine(own, files)
-    assert cpus.usable_cpus() == expected
+    assert cgroups.usable_cpus() == expected
+
+
+GIB = 1 << 30
+MEMORY_OF_PARENT = {
+    "system.slice/memory.max": f"{2 * GIB}\n",
+    "system.slice/redpoll.service/memory.max": f"{4 * GIB}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": f"{GIB}\n"}, GIB),
+        ("0::/\n", {"memory.max": "max\n"}, 64 * GIB),
+        ("0::/\n", {}, 64 * GIB),
+        ("0::/\n", {"memory.max": f"{128 * GIB}\n"}, 64 * GIB),
+        (UNIT, {"system.slice/redpoll.service/memory.max": f"{GIB}\n"}, GIB),
+        (UNIT, MEMORY_OF_PARENT, 2 * GIB),
+        (VERSION_1, {"memory/memory.limit_in_bytes": f"{GIB}\n"}, GIB),
+        (VERSION_1, {"memory/docker/0123/memory.limit_in_bytes": f"{GIB}\n"}, GIB),
+        (VERSION_1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 64 * GIB),
+        ("", {"memory.max": f"{GIB}\n"}, 64 * GIB),
+    ],
+    ids=[
+        "container",
+        "container without a limit",
+        "no file",
+        "limit above the machine",
+        "unit",
+        "slice of the unit",
+        "version 1 in a container",
+        "version 1 seen from the host",
+        "version 1 without a limit",
+        "no cgroups",
+    ],
+)
+def test_the_lowest_memory_limit_of_the_own_cgroups_counts(machine, own, files, expected):
+    machine(own, files)
+    assert cgroups.usable_memory() == expected
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("50000", 1), ("150000", 2), ("max", 64)])
