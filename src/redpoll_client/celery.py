@@ -14,6 +14,7 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from redpoll_client.calls import Call
 from redpoll_client.errors import RateLimited, RedpollError
 from redpoll_client.publisher import Publisher
 
@@ -29,8 +30,12 @@ _PAUSE_FACTOR = 20
 class Task(Protocol):
     """What is used of a bound Celery task: `request.id` and `name`."""
 
-    name: str
-    request: Any
+    # Celery's `request` can't be set.
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def request(self) -> Any: ...
 
 
 class progress:
@@ -52,21 +57,20 @@ class progress:
         self._publisher = publisher
         self._interval_s = 1 / per_second
         self._next_at = 0.0
-        self._unpublished: dict[str, Any] | None = None
+        self._unpublished: Call | None = None
 
     def __enter__(self) -> Self:
-        self._publish({"state": "STARTED"})
+        self._publish(self._prepared({"state": "STARTED"}))
         return self
 
     def __call__(self, done: float, total: float | None = None, **more: Any) -> None:
         """Reports a step: `done` of `total`. Raises ValueError and TypeError for what can't be published."""
-        fields = {"state": "PROGRESS", "done": done, "total": total, **more}
         # Also what isn't published must be publishable, so that an error doesn't depend on the rate.
-        self._publisher.encoded(self._channel, "task", fields)
+        step = self._prepared({"state": "PROGRESS", "done": done, "total": total, **more})
         if time.monotonic() < self._next_at:
-            self._unpublished = fields
+            self._unpublished = step
         else:
-            self._publish(fields)
+            self._publish(step)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -74,15 +78,19 @@ class progress:
         if self._unpublished is not None:
             self._publish(self._unpublished)
         states = {"Retry": "RETRY", "Ignore": "IGNORED", "Reject": "REJECTED"}
-        self._publish({"state": "SUCCESS" if kind is None else states.get(kind.__name__, "FAILURE")})
+        state = "SUCCESS" if kind is None else states.get(kind.__name__, "FAILURE")
+        self._publish(self._prepared({"state": state}))
 
-    def _publish(self, fields: dict[str, Any]) -> None:
+    def _prepared(self, fields: dict[str, Any]) -> Call:
+        data = {"task": self._task.request.id, "name": self._task.name, **fields}
+        return self._publisher.prepare(self._channel, "task", data)
+
+    def _publish(self, event: Call) -> None:
         self._unpublished = None
         began_at = time.monotonic()
         self._next_at = began_at + self._interval_s
-        data = {"task": self._task.request.id, "name": self._task.name, **fields}
         try:
-            self._publisher.trigger(self._channel, "task", data)
+            self._publisher.send(event)
         except RedpollError as error:
             now = time.monotonic()
             wait_s = max(_PAUSE_S, _PAUSE_FACTOR * (now - began_at))

@@ -13,7 +13,8 @@ const stopped = () => new DOMException("stopped", "AbortError");
 
 // One answer: its chunks so far, with deltas that follow each other joined, and the streams that read it.
 class Answer {
-  constructor() {
+  constructor(id) {
+    this.id = id;
     this.chunks = [];
     this.ended = false;
     // Each with the function that releases it, once.
@@ -68,7 +69,7 @@ class Answer {
 
   // The same answer, before it was given up.
   goesOn() {
-    const answer = new Answer();
+    const answer = new Answer(this.id);
     answer.chunks = this.chunks.slice(0, this.silentAt);
     answer.taken = this.taken;
     return answer;
@@ -96,8 +97,7 @@ class Answer {
           return released();
         }
         this.readers.set(controller, release);
-        if (signal?.aborted) abort();
-        else signal?.addEventListener("abort", abort, { once: true });
+        signal?.addEventListener("abort", abort, { once: true });
         return undefined;
       },
       cancel: release,
@@ -119,6 +119,9 @@ class Chat {
     this.isClosed = false;
     // Answers that are no news to the watchers: of this page, or announced.
     this.known = new Set();
+    // Answers that aren't resumed after their end. They ended before the chat had caught up, so the page loads them, or a
+    // stream of this page has read the end. One without its beginning would replace what the page has of it.
+    this.settled = new Set();
     this.error = null;
     this.idle = idle;
     this.isCaughtUp = false;
@@ -144,6 +147,7 @@ class Chat {
 
   caughtUp() {
     this.isCaughtUp = true;
+    for (const { id, ended } of this.answers.values()) if (ended) this.settled.add(id);
     this.resolve();
   }
 
@@ -154,9 +158,10 @@ class Chat {
   gap() {
     this.texts.gap();
     for (const [id, answer] of this.answers) {
-      // If the rest is still stored, the answer comes once more, and watchers hear of it.
-      if (!answer.ended) this.known.delete(id);
+      const { ended } = answer;
       answer.fail("parts of the answer are missing");
+      // If the rest is still stored, the answer comes once more, and watchers hear of it.
+      if (!ended) this.renew(id);
       this.silence.heard(id, false);
     }
   }
@@ -186,18 +191,28 @@ class Chat {
     const isSilent = answer !== undefined && answer.silentAt !== null;
     if (!answer || isSilent) {
       // One that was given up and goes on is news again.
-      if (isSilent) this.known.delete(id);
-      answer = isSilent ? answer.goesOn() : new Answer();
+      if (isSilent) this.renew(id);
+      answer = isSilent ? answer.goesOn() : new Answer(id);
       this.answers.set(id, answer);
       if (this.isCaughtUp) this.announce(id);
     }
     return answer;
   }
 
+  // This answer is news to the watchers, and may be resumed, although it had ended.
+  renew(id) {
+    this.known.delete(id);
+    this.settled.delete(id);
+  }
+
   takeChunk(id, chunk) {
     const answer = this.answer(id);
-    if (!answer.chunks.length && chunk.type !== "start") answer.fail("the beginning of the answer is no longer stored");
-    else answer.add(chunk.type === "start" ? { messageId: id, ...chunk } : chunk);
+    if (!answer.chunks.length && chunk.type !== "start") {
+      answer.fail("the beginning of the answer is no longer stored");
+      this.settled.add(id);
+    } else {
+      answer.add(chunk.type === "start" ? { messageId: id, ...chunk } : chunk);
+    }
     this.silence.heard(id, !answer.ended);
   }
 
@@ -206,7 +221,10 @@ class Chat {
     const { text, state } = this.texts.list().find((one) => one.id === id);
     const answer = this.answer(id);
     if (!answer.chunks.length) answer.add({ type: "start", messageId: id });
-    if (state === "incomplete") answer.fail("parts of the answer are missing");
+    if (state === "incomplete") {
+      answer.fail("parts of the answer are missing");
+      if (!answer.taken) this.settled.add(id);
+    }
     if (!answer.taken && text) answer.add({ type: "text-start", id: "text" });
     if (text.length > answer.taken) {
       answer.add({ type: "text-delta", id: "text", delta: text.slice(answer.taken) });
@@ -247,14 +265,19 @@ class Chat {
     }
   }
 
+  // The answer to resume: the latest one under way, or else the latest one that ended before a stream could read it.
   active() {
-    return Array.from(this.answers.values()).findLast((answer) => !answer.ended && answer.chunks.length);
+    const begun = Array.from(this.answers.values()).filter((answer) => answer.chunks.length);
+    return begun.findLast(({ ended }) => !ended) ?? begun.findLast(({ id }) => !this.settled.has(id));
   }
 
   read(answer, signal) {
-    if (this.isClosed) throw stopped();
+    if (this.isClosed || signal?.aborted) throw stopped();
     clearTimeout(this.timer);
-    return answer.read(signal, () => this.touch());
+    return answer.read(signal, () => {
+      if (answer.ended) this.settled.add(answer.id);
+      this.touch();
+    });
   }
 
   // Ends this chat later, if nothing uses it by then.

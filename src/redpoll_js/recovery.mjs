@@ -19,7 +19,8 @@ export function redpoll(pusher) {
 
   // -- what is sent
 
-  const stock = { send_event: pusher.send_event, subscribe: pusher.subscribe, unsubscribe: pusher.unsubscribe };
+  const { send_event, subscribe, unsubscribe, switchCluster } = pusher;
+  const stock = { send_event, subscribe, unsubscribe, switchCluster };
 
   pusher.send_event = function (event, data, channel) {
     if (event === "pusher:subscribe") {
@@ -85,13 +86,23 @@ export function redpoll(pusher) {
 
   // A signature is for one connection, and the server refuses it on the next one, which asks by itself. A request that
   // failed with its connection is no refusal either.
-  const { channelAuthorizer } = pusher.config;
-  pusher.config.channelAuthorizer = function (asked, answer) {
-    return channelAuthorizer.call(this, asked, (...signed) => {
-      const { state, socket_id: socketId } = pusher.connection;
-      if (state === "connected" && socketId === asked.socketId) answer(...signed);
-    });
-  };
+  function guardSignatures() {
+    const { channelAuthorizer } = pusher.config;
+    pusher.config.channelAuthorizer = function (asked, answer) {
+      return channelAuthorizer.call(this, asked, (...signed) => {
+        const { state, socket_id: socketId } = pusher.connection;
+        if (state === "connected" && socketId === asked.socketId) answer(...signed);
+      });
+    };
+  }
+
+  // This method replaces `pusher.config`. pusher-js before 8.5 doesn't have it.
+  if (stock.switchCluster) {
+    pusher.switchCluster = function (options) {
+      stock.switchCluster.call(pusher, options);
+      guardSignatures();
+    };
+  }
 
   // -- what is received: pusher-js drops members of a frame that it doesn't know, so this reads the frame first
 
@@ -164,6 +175,7 @@ export function redpoll(pusher) {
   pusher.connection.bind("state_change", ({ previous }) => {
     if (previous === "connected") channels.forEach((channel) => refuse(channel, "the connection was lost"));
   });
+  guardSignatures();
   tap();
   return pusher;
 }

@@ -113,7 +113,9 @@ export class Silence {
     }, this.afterMs);
   }
 
+  // A source may report the same state more than once: the time that has passed goes on.
   connection(connected) {
+    if (connected === this.connected) return;
     this.connected = connected;
     for (const [id, timer] of this.timers) {
       clearTimeout(timer);

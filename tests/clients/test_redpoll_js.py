@@ -288,6 +288,7 @@ def answering() -> Iterator[Server]:
         "askedAgainOfTheServer",
         "removed",
         "signedTooLate",
+        "signedTooLateElsewhere",
         "refusedAtOnce",
         "besideThePage",
         "otherName",

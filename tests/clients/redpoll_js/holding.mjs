@@ -182,14 +182,15 @@ async function removed() {
 }
 
 // A signature for a connection that has ended is nothing for the next one, and refuses nothing. So an answer goes on.
-async function signedTooLate() {
+async function signedTooLate(prepare = async () => {}) {
   const asked = [];
   let isSlow = false;
   const pusher = await connected((params, callback) => {
     if (isSlow) asked.push([() => sign(params, callback), () => callback(new Error("aborted"), null)]);
     else sign(params, callback);
   });
-  const channel = "private-chat-late";
+  await prepare(pusher);
+  const channel = `private-chat-${process.argv[3]}`;
   const fetch = async () => Response.json({ stream: "a" });
   const transport = new RedpollChatTransport({ source: pusher, channel: () => channel, fetch });
   const chunks = [];
@@ -228,6 +229,15 @@ async function signedTooLate() {
   assert.equal(chunks.map(({ delta = "" }) => delta).join(""), "One and two.");
   transport.close();
   pusher.disconnect();
+}
+
+// The same after the page moved to another server, for which pusher-js makes its settings again.
+async function signedTooLateElsewhere() {
+  await signedTooLate(async (pusher) => {
+    const { socket_id: former } = pusher.connection;
+    pusher.switchCluster({ appKey: key, cluster: "any" });
+    await until(() => pusher.connection.state === "connected" && pusher.connection.socket_id !== former);
+  });
 }
 
 // An authorizer of the page that refuses at once, before a component could listen.
@@ -379,8 +389,8 @@ async function backAtOnce() {
 }
 
 const cases = {
-  leftBeforeSigned, textLeftBeforeSigned, askedAgain, askedAgainOfTheServer, removed, signedTooLate, refusedAtOnce,
-  besideThePage, otherName, inTheMiddle, encrypted, brokenTwice, backAtOnce,
+  leftBeforeSigned, textLeftBeforeSigned, askedAgain, askedAgainOfTheServer, removed, signedTooLate,
+  signedTooLateElsewhere, refusedAtOnce, besideThePage, otherName, inTheMiddle, encrypted, brokenTwice, backAtOnce,
 };
 await cases[process.argv[3]]();
 console.log("ok");

@@ -41,6 +41,16 @@ async function messageOf(stream) {
   return { message, error };
 }
 
+// A page that is loaded: `stored` sends what is there before it.
+async function loading(stored) {
+  const state = made({ isLate: true });
+  const ready = state.transport.ready("1");
+  stored(state);
+  state.listener.caughtUp();
+  await ready;
+  return state;
+}
+
 const BEGINNING = [
   ["start", {}],
   ["start-step", {}],
@@ -136,6 +146,52 @@ function isWhole({ message, error }) {
   transport.close();
 }
 
+// An answer that ends before the page reads it is resumed once: one under way when the page loads what is stored, or one
+// that a watcher hears of. What ended before is among the stored messages.
+{
+  const { transport, send, listener } = await loading((state) => {
+    for (const [type, more] of [...BEGINNING, ...END]) state.send(type, more, "old");
+    for (const [type, more] of BEGINNING) state.send(type, more);
+  });
+  for (const [type, more] of END) send(type, more);
+  const stopped = AbortSignal.abort();
+  await assert.rejects(transport.reconnectToStream({ chatId: "1", abortSignal: stopped }), { name: "AbortError" });
+  isWhole(await messageOf(await transport.reconnectToStream({ chatId: "1" })));
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null, "the page has it");
+
+  let resumed = null;
+  const unwatch = transport.watch("1", () => (resumed = transport.reconnectToStream({ chatId: "1" })));
+  const text = (more, stream) => listener.message("answer", { stream, ...more }, false);
+  text({ n: 0, length: 3, delta: "One" }, "b");
+  text({ n: 1, length: 3, state: "done" }, "b");
+  const { message } = await messageOf(await resumed);
+  assert.deepEqual([message.id, message.parts[0].text], ["b", "One"]);
+
+  // A second reading of what is stored brings nothing that the page has, and an answer whose end was missed.
+  const again = () => {
+    listener.gap();
+    listener.restart();
+    text({ n: 1, length: 3, delta: "One", state: "done" }, "b");
+  };
+  again();
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null);
+  text({ n: 0, length: 4, delta: "Two " }, "c");
+  const cut = messageOf(await resumed);
+  again();
+  assert.equal((await cut).error, "parts of the answer are missing");
+  text({ n: 2, length: 9, delta: "Two birds", state: "done" }, "c");
+  const { message: whole, error } = await messageOf(await resumed);
+  assert.deepEqual([error, whole.id, whole.parts[0].text], [null, "c", "Two birds"]);
+  // Without its beginning it would replace what the page has.
+  text({ n: 0, length: 4, delta: "Six " }, "d");
+  await resumed;
+  again();
+  text({ n: 2, length: 9, delta: "birds", state: "done" }, "d");
+  assert.equal(await resumed, null);
+  unwatch();
+  transport.close();
+}
+
 // An answer of which nothing comes has failed; when it goes on, it is news, and whole.
 {
   const state = made({ silenceMs: 1 });
@@ -152,6 +208,29 @@ function isWhole({ message, error }) {
   isWhole(await messageOf(again));
   transport.close();
   assert.ok(state.isLeft);
+}
+
+// So it has if the source asks the server again meanwhile, as over HTTP. Only time without a connection doesn't count.
+{
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const state = made({ silenceMs: 1000 });
+  const { transport, send } = state;
+  await transport.ready("1");
+  const heard = [];
+  transport.watch("1", (id) => heard.push(id));
+  send("start");
+  const stream = await transport.reconnectToStream({ chatId: "1" });
+  state.listener.connection(false);
+  mock.timers.tick(60_000);
+  state.listener.connection(true);
+  send("start-step");
+  assert.deepEqual(heard, ["a"], "it was not given up");
+  mock.timers.tick(600);
+  state.listener.connection(true);
+  mock.timers.tick(400);
+  assert.equal((await messageOf(stream)).error, "nothing came any more");
+  transport.close();
+  mock.timers.reset();
 }
 
 // What the back end refuses, or answers wrongly, is the caller's error; so is a channel that may not be read.
