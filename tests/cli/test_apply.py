@@ -242,7 +242,7 @@ def test_each_fault_is_named_with_its_line_and_changes_nothing(typed, file):
     assert typed("export").stdout == before
 
 
-def test_all_faults_are_named_at_once(typed, file):
+def test_all_faults_are_named_at_once(typed, app_id, file):
     file.write_text("[[apps]]\nid = 'a'\nsettings = { x = 1, max_batch = 0 }\n[[apps]]\nid = 'b/c'\n")
     assert [line.partition(": ")[0] for line in typed("apply", str(file)).stderr.splitlines()] == [
         f"{file}:3",

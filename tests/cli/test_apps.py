@@ -23,7 +23,7 @@ def test_list_names_the_folder_in_which_it_found_no_app(typed, tmp_path):
     """The folder is often not the one that was meant."""
     listed = typed("app", "list")
     assert (listed.exit_code, listed.stdout) == (0, "")
-    assert listed.stderr == f"there is no app in the data folder {tmp_path / 'data'}\n"
+    assert listed.stderr.endswith(f"there is no app in the data folder {tmp_path / 'data'}\n")
 
 
 def test_app_create_prints_how_to_connect(typed):
@@ -35,6 +35,16 @@ def test_app_create_prints_how_to_connect(typed):
     shown = typed("app", "show", line.split()[0]).stdout
     assert shown.startswith("id ")
     assert "secret  " in shown
+
+
+def test_app_create_prints_the_address_of_the_running_server(typed, server):
+    """Its port may be from a flag or a file that this command wasn't given."""
+    data = ("--data-dir", str(server.folder / "data"))
+    text = typed("app", "create", "second", *data).stdout
+    # Other tests expect the server's only app.
+    typed("app", "delete", text.partition("  id ")[2].split()[0], "--yes", *data)
+    assert text.startswith(f"For the server at 127.0.0.1:{server.port}:\n")
+    assert f"@127.0.0.1:{server.port}/apps/" in text
 
 
 def test_settings_are_shown_in_the_form_that_app_set_reads(typed, app_id):
@@ -66,7 +76,7 @@ def test_an_app_is_switched_off_and_on(typed, app_id):
     assert typed("app", "set", app_id, "enabled=true").stdout == "enabled=true\n"
 
 
-def test_unknown_app_exits_with_1(typed):
+def test_unknown_app_exits_with_1(typed, app_id):
     result = typed("app", "show", "5")
     assert (result.exit_code, result.stderr) == (1, "redpoll: there is no app with the id 5\n")
 

@@ -81,6 +81,16 @@ def test_a_backup_replaces_nothing_in_the_folder_of_a_running_server(typed, tmp_
         assert typed("app", "show", committed["id"], "--data-dir", str(data)).exit_code == 0
 
 
+def test_a_backup_without_an_app_says_so(typed, tmp_path):
+    """A command in a wrong folder has made a record store there, which is saved without a fault."""
+    typed("app", "list")
+    file = tmp_path / "saved.sqlite"
+    saved = typed("backup", str(file))
+    assert (saved.exit_code, f"{tmp_path / 'data' / 'redpoll.sqlite'} has no app" in saved.stderr) == (0, True)
+    typed("app", "create", "shop")
+    assert typed("backup", str(file), "--force").stderr == ""
+
+
 def test_without_records_there_is_no_backup(typed, tmp_path):
     result = typed("backup", str(tmp_path / "saved.sqlite"))
     assert (result.exit_code, "no record store" in result.stderr) == (1, True)

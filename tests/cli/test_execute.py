@@ -55,6 +55,14 @@ def test_a_folder_that_cannot_be_created_is_reported(typed, tmp_path):
         assert result.stderr.startswith(f"redpoll: the data folder {folder} can't be used: ")
 
 
+def test_a_command_says_when_no_server_has_used_the_folder(typed, tmp_path):
+    """It succeeds there, so nothing else would show that another folder was meant."""
+    sentence = f"no server has used the data folder {tmp_path / 'data'}; --data-dir names another\n"
+    first = typed("app", "create", "shop", "--json")
+    assert (first.exit_code, first.stderr, json.loads(first.stdout)["name"]) == (0, sentence, "shop")
+    assert typed("app", "create", "second").stderr == ""
+
+
 def test_server_that_owns_the_folder_executes_the_command(typed, tmp_path):
     code = (
         "import asyncio, sys\n"

@@ -50,6 +50,14 @@ def test_create_sends_the_given_options(typed, answering):
     ]
 
 
+def test_create_says_which_setting_the_count_of_subscribers_needs(typed, app_id):
+    words = ("webhook", "create", app_id, "https://hooks.example/in", "--events", "subscription.count")
+    assert "redpoll app set ID subscription_count=true" in typed(*words).stderr
+    assert typed("webhook", "create", app_id, "https://hooks.example/in").stderr == ""
+    typed("app", "set", app_id, "subscription_count=true")
+    assert typed(*words).stderr == ""
+
+
 def test_unknown_format_is_refused(typed):
     assert typed("webhook", "create", "7", "https://h.example/", "--format", "xml").exit_code == 2
 
@@ -126,7 +134,7 @@ def test_dead_letter_is_shown_with_every_attempt_and_control_characters_escaped(
         "id       d1",
         "event    member.added",
         "url      https://h.example/",
-        "state    pending",
+        "state    failed: retry or discard it",
         "failed   2023-11-14 22:19:30 UTC",
         "attempt  2023-11-14 22:13:20 UTC  500  12 ms  500 Oops",
         "         response \\x1b[2Jno",
@@ -149,7 +157,9 @@ def test_endpoint_is_created_changed_and_deleted_without_a_server(typed, app_id)
     assert {"id", "secret", "url", "events", "format"} <= set(made)
     assert (made["url"], made["events"], made["format"]) == ("https://hooks.example/in", ["all"], "service")
     (listed,) = json.loads(typed("webhook", "list", app_id, "--json").stdout)
-    assert listed == {name: value for name, value in made.items() if name != "secret"} | {"waiting": 0, "dropped": 0}
+    of_creation = ("secret", "subscription_count")
+    shown = {name: value for name, value in made.items() if name not in of_creation}
+    assert listed == shown | {"waiting": 0, "dropped": 0}
     assert made["secret"] not in typed("webhook", "list", app_id).stdout
     assert typed("webhook", "disable", made["id"]).stdout.endswith("  (disabled)\n")
     assert json.loads(typed("webhook", "enable", made["id"], "--json").stdout)["enabled"]

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 import os
 import re
 import subprocess
@@ -129,6 +130,39 @@ async def test_publish_is_repeated_with_the_same_correlation_id_until_it_is_acce
                 await backend.publish("news", "hello", {})
     finally:
         await runner.cleanup()
+
+
+async def test_a_refusal_that_differs_only_in_its_trace_id_is_printed_once(capfd, monkeypatch):
+    monkeypatch.setattr("redpoll.demo.backend._TICK_EVERY_S", 0.0)
+    refused, enough = [], asyncio.Event()
+
+    async def events(_request: web.Request) -> web.Response:
+        refused.append(len(refused))
+        if len(refused) > 3:
+            enough.set()
+        return web.json_response({"error": "no such app", "trace_id": f"{refused[-1]:032x}"}, status=401)
+
+    application = web.Application()
+    application.router.add_post("/apps/1001/events", events)
+    runner, port = await listen(application, "127.0.0.1", 0)
+    try:
+        async with served(Backend(ACCOUNT._replace(port=port), {"ticker.js": b""})), asyncio.timeout(60):
+            await enough.wait()
+    finally:
+        await runner.cleanup()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"not published: 127.0.0.1:{port} answered 401: ")
+
+
+async def test_a_server_that_was_never_there_is_reported_while_publishing_is_tried(monkeypatch):
+    monkeypatch.setattr("redpoll.demo.backend._PUBLISH_WITHIN_S", math.inf)
+    runner, port = await listen(web.Application(), "127.0.0.1", 0)
+    await runner.cleanup()
+    backend, reported = Backend(ACCOUNT._replace(port=port), {"ticker.js": b""}), asyncio.Queue()
+    monkeypatch.setattr(backend, "_report", reported.put_nowait)
+    async with served(backend), asyncio.timeout(60):
+        error = await reported.get()
+    assert str(error).startswith(f"127.0.0.1:{port} can't be reached: ")
 
 
 async def test_each_example_runs_from_a_copy_of_its_folder():

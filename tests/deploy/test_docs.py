@@ -39,7 +39,7 @@ from deploy.docs_blocks import (
 from helpers.browser import chromium
 from helpers.ports import reserved_ports
 from helpers.server import Server
-from helpers.wire import Api, Socket, eventually
+from helpers.wire import Api, Socket, digest, eventually
 from redpoll.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -162,9 +162,15 @@ def test_recipes_for_texts_name_the_limit_of_publishes():
 
 def test_pages_load_the_pusher_js_that_is_tested():
     tested = json.loads((ROOT / "tests" / "clients" / "package.json").read_text())["dependencies"]["pusher-js"]
-    texts = {page: page.read_text() for page in (ROOT / "README.md", ROOT / "deploy" / "README.md", *PAGES)}
-    loaded = {page: re.findall(r"js\.pusher\.com/([^/]+)/", text) for page, text in texts.items()}
-    assert {version for versions in loaded.values() for version in versions} == {tested}
+    examples = [page for page in (ROOT / "src").rglob("*.html") if "node_modules" not in page.parts]
+    scripts = [*(ROOT / "src" / "redpoll_js").glob("*.mjs")]
+    loaded = {
+        (page.relative_to(ROOT).as_posix(), version)
+        for page in (*MARKDOWN, *examples, *scripts)
+        for version in re.findall(r"js\.pusher\.com/([^/]+)/", page.read_text())
+    }
+    assert {"README.md", "src/redpoll_client/examples/page.html"} <= {page for page, _ in loaded}
+    assert not [one for one in loaded if one[1] != tested]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -212,14 +218,39 @@ async def test_node(server, folder):
         assert await reader.line() == "Hello from Node"
 
 
+async def leave_in_the_middle(port: int) -> None:
+    """Announces a body and leaves."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def answer_of(url: str, body: bytes | None = None, **headers: str) -> int:
+    """The status of the answer, 0 without one."""
+    asked = urllib.request.Request(url, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with await asyncio.to_thread(urllib.request.urlopen, asked, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
 @needs_node
 @pytest.mark.parametrize(
     ("page", "auth", "program"), [("node", "auth.mjs", "node"), ("python", "auth.py", sys.executable)]
 )
 async def test_private_channels(server, folder, page, auth, program):
+    """Also after requests that pusher-js doesn't send."""
     (signer,) = written(folder, server, f"quickstart/{page}.md", auth)
     async with running(program, signer, 0) as signing:
         address = await signing.line()
+        await leave_in_the_middle(int(address.rstrip("/").rpartition(":")[2]))
+        assert await answer_of(f"{address.rstrip('/')}/favicon.ico") in (400, 500)
+        assert await answer_of(address, b"socket_id=x&channel_name=private-a") in (400, 500)
         values = {"http://127.0.0.1:8000": address.rstrip("/")}
         (client,) = written(folder, server, "quickstart/node.md", "private.mjs", **values)
         async with running("node", client) as reader:
@@ -270,6 +301,8 @@ async def test_grants(server, folder, program, block):
             await eventually(lambda: api.subscription_count("private-org-3-news"), 1)
             await api.publish("private-org-3-news", "hello", '{"text":"granted"}')
             await reader.until("granted")
+            # pusher-js asks for both channels at once.
+            assert asked == 1
             # Not by the user: the next grant may be issued within the same second.
             jti = operate(server, "grant check", app=server.app_id, auth=auth, channel=None)["jti"]
             status, revoked = await api.ask("POST", "/grants/revoke", {"jti": jti})
@@ -278,7 +311,6 @@ async def test_grants(server, folder, program, block):
             await reader.until("access was revoked")
     finally:
         await runner.cleanup()
-    assert asked >= 1
 
 
 @needs_node
@@ -331,6 +363,38 @@ async def test_rails_page(server, folder):
         assert await reader.line() == "Hello from Rails"
 
 
+# What Rails and the gem have, and a user.
+RAILS = """
+User = Struct.new(:id, :name)
+module Pusher
+  def self.authenticate(channel, socket_id, user = nil) = "signed #{channel} #{user && user[:user_id]}".strip
+end
+class ApplicationController
+  attr_reader :current_user, :params
+
+  def initialize(user, channel)
+    @current_user = user
+    @params = { channel_name: channel, socket_id: "1.2" }
+  end
+
+  def head(status) = puts(status)
+  def render(json:) = puts(json)
+end
+require "./pusher_controller"
+asked = [[7, "private-user-7"], [7, "presence-room"], [8, "private-user-7"], [7, nil], [nil, "presence-room"]]
+asked.each { |id, channel| PusherController.new(id && User.new(id, "Anna"), channel).auth }
+"""
+
+
+@pytest.mark.skipif(shutil.which("ruby") is None, reason="needs ruby")
+async def test_rails_signs_what_the_user_may_join(server, folder):
+    (controller,) = written(folder, server, "quickstart/rails.md", "app/controllers/pusher_controller.rb")
+    (controller.parent / "call.rb").write_text(RAILS)
+    said = await run("ruby", "-C", controller.parent, "call.rb")
+    signed = ["signed private-user-7", "signed presence-room 7"]
+    assert said.splitlines() == [*signed, "forbidden", "forbidden", "forbidden"]
+
+
 @needs_node
 async def test_plain_html(server, folder):
     (page_file,) = written(folder, server, "quickstart/html.md", "page.html")
@@ -361,6 +425,31 @@ async def test_history(server, kept_news, folder):
             assert await api.ask("POST", "/batch_events", {"batch": batch}) == (200, {})
     lines = (await run(sys.executable, script, TOKEN=made["token"])).splitlines()
     assert [line.split(" ")[-1] for line in lines] == ['{"text":"1:0"}', *map(str, range(210))]
+
+
+@needs_node
+async def test_readme_of_redpoll_js(server, kept_news, folder):
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules" / "redpoll-js").symlink_to(ROOT / "src" / "redpoll_js")
+    channel = {'"news"': '"news-of-the-readme"'}
+    (client,) = written(folder, server, "../../src/redpoll_js/README.md", "news.mjs", **channel)
+    async with Api(server) as api:
+        await api.publish("news-of-the-readme", "goal", '{"text":"1:0"}')
+        async with running("node", client) as reader:
+            assert {await reader.line(), await reader.line()} == {"1:0", "1"}
+
+
+@needs_node
+async def test_a_page_of_history_that_fails_ends_no_client(server, folder):
+    """The server refuses it, as no rule stores this channel."""
+    client, channel = folder / "recovering.mjs", {"news-sport": "unstored"}
+    written(folder, server, "history.md", "recovering.mjs", **channel)
+    shutil.copy(ROOT / "src" / "redpoll" / "control" / "static" / "redpoll.js", folder / "redpoll.cjs")
+    client.write_text(client.read_text().replace("./redpoll.js", "./redpoll.cjs"))
+    async with running("node", client) as reader, Api(server) as api:
+        await reader.until("unstored")
+        await api.publish("unstored", "goal", '{"text":"1:0"}')
+        assert await reader.line() == "1:0"
 
 
 CURL = re.compile(r"^    (curl .*)$", re.MULTILINE)
@@ -445,7 +534,8 @@ def port() -> Iterator[int]:
 RECEIVERS = {
     "receiver.py": lambda path, port: (sys.executable, path, port),
     "receiver.mjs": lambda path, port: ("node", path, port),
-    "receiver.php": lambda path, port: ("php", "-S", f"127.0.0.1:{port}", path),
+    # Without php.ini, as in PHP's image: there errors are displayed, and a script that fails has the status 200.
+    "receiver.php": lambda path, port: ("php", "-n", "-S", f"127.0.0.1:{port}", path),
     "receiver.rb": lambda path, port: ("ruby", path, port),
 }
 
@@ -460,12 +550,27 @@ async def test_webhook_receiver(server, folder, port, title):
     hook = operate(
         server, "webhook create", app=server.app_id, url=url, events=["all"], format="service", channels=[], pin=False
     )
-    async with running(*command, WEBHOOK_SECRET=hook["secret"]) as receiver:
+    async with running(*command, WEBHOOK_SECRET=hook["secret"], TMPDIR=str(folder)) as receiver:
         # Every receiver prints its address when it listens.
         await receiver.until(f"http://127.0.0.1:{port}")
-        forged = urllib.request.Request(url, b"{}", {"X-Service-Signature": "00", "X-Service-Delivery": "1"})
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            await asyncio.to_thread(urllib.request.urlopen, forged, timeout=60)
+        await leave_in_the_middle(port)
+        assert await answer_of(url, b"{}", X_Service_Signature="00", X_Service_Delivery="1") == 401
+
+        async def deliver(body: object, delivery: str) -> int:
+            text = json.dumps(body)
+            return await answer_of(
+                url, text.encode(), X_Service_Signature=digest(hook["secret"], text), X_Service_Delivery=delivery
+            )
+
+        # What fails isn't noted as handled, so that the next attempt is.
+        assert await deliver("no webhook", "a-1") in (0, 500)
+        for event, delivery in (("first", "a-1"), ("repeat", "a-1"), ("second", "a-2")):
+            assert await deliver({"event": event, "data": {"channel": "a"}}, delivery) == 204
+        handled: list[str] = []
+        while "second" not in handled:
+            # A traceback in another thread may break its line.
+            handled += re.findall("first|repeat|second", await receiver.line())
+        assert handled == ["first", "second"]
         client = await Socket.connect(server)
         await client.subscribe(f"room-of-{title}")
         assert (await receiver.until("channel.occupied")).endswith(f"channel.occupied room-of-{title}")

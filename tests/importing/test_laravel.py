@@ -165,6 +165,18 @@ def test_reverb_files_without_an_app_are_refused(tmp_path, text, fault):
         laravel.read_reverb(written(tmp_path, text))
 
 
+def test_a_file_whose_env_was_not_found_says_how_to_name_it(tmp_path):
+    """Reverb's own config/reverb.php, copied without the application around it."""
+    sought = "env() found no REVERB_APP_ID, REVERB_APP_KEY, REVERB_APP_SECRET: --env names the .env that has them"
+    with pytest.raises(SourceError) as refused:
+        laravel.read_reverb(written(tmp_path, REVERB_PHP))
+    assert str(refused.value).endswith(f"app 0: no id and no key and no secret of the app found; {sought}")
+    with pytest.raises(SourceError, match=r"no secret of the app found; env\(\) found no REVERB_APP_SECRET: --env"):
+        laravel.read_reverb(written(tmp_path, REVERB_PHP, "REVERB_APP_ID=a\nREVERB_APP_KEY=k\n"))
+    with pytest.raises(SourceError, match=r"no secret of the app found$"):
+        laravel.read_reverb(written(tmp_path, "REVERB_APP_ID=a\nREVERB_APP_KEY=k\n"))
+
+
 def test_words_of_an_environment_file_are_read_as_laravel_does(tmp_path):
     words = "REVERB_SCALING_ENABLED=(true)\nREDIS_HOST=cache\nREDIS_PASSWORD=null\nREDIS_USERNAME=(empty)\n"
     words += "REVERB_SERVER_PATH=(null)\nREVERB_APP_RATE_LIMITING_ENABLED=(false)\n"

@@ -56,7 +56,12 @@ class AddressError(ValueError):
 
 
 class PublishError(Exception):
-    """The server refused an event, or didn't answer for a minute."""
+    """The server refused an event, or didn't answer for a minute. `fault` is the sentence without its details, which
+    may be others each time, such as a trace id."""
+
+    def __init__(self, fault: str, detail: str) -> None:
+        super().__init__(f"{fault}: {detail}")
+        self.fault = fault
 
 
 class Account(NamedTuple):
@@ -105,6 +110,7 @@ class Backend:
         self._writing: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._reported = ""
+        self._has_answered = False
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard], client_max_size=_MAX_REQUEST_BYTES)
@@ -254,8 +260,8 @@ class Backend:
 
     def _report(self, error: PublishError) -> None:
         """Prints why nothing is published, once as long as it stays the same."""
-        if str(error) != self._reported:
-            self._reported = str(error)
+        if error.fault != self._reported:
+            self._reported = error.fault
             print(f"not published: {error}", file=sys.stderr, flush=True)
 
     # -- Pusher's HTTP API
@@ -270,14 +276,17 @@ class Backend:
         body = json.dumps({**event_body, "correlation_id": secrets.token_hex(8)}).encode()
         gives_up_at = time.monotonic() + _PUBLISH_WITHIN_S
         while True:
-            fault, wait_s = await self._try_publish(body)
-            if fault is None:
+            error, wait_s = await self._try_publish(body)
+            if error is None:
                 return
+            if not self._has_answered:
+                # Perhaps not a server that is away, but a wrong address.
+                self._report(error)
             if time.monotonic() + wait_s > gives_up_at:
-                raise PublishError(fault)
+                raise error
             await asyncio.sleep(wait_s)
 
-    async def _try_publish(self, body: bytes) -> tuple[str | None, float]:
+    async def _try_publish(self, body: bytes) -> tuple[PublishError | None, float]:
         """Why the event wasn't published, None if it was, and how long to wait before the next attempt."""
         account = self.account
         path = f"/apps/{account.app_id}/events"
@@ -298,15 +307,17 @@ class Backend:
             async with self._http.post(
                 f"{url}?{query}&auth_signature={signature}", data=body, headers=headers
             ) as reply:
+                self._has_answered = True
                 if reply.status == 200:
                     return None, 0.0
-                fault = f"{account.host}:{account.port} answered {reply.status}: {(await reply.text())[:300]}"
+                text = (await reply.text())[:300]
+                fault = PublishError(f"{account.host}:{account.port} answered {reply.status}", text)
                 if reply.status == 429 or reply.status >= 500:
                     seconds = reply.headers.get("Retry-After", "")
                     return fault, min(float(seconds), 30.0) if seconds.isdecimal() else 0.5
                 return fault, math.inf
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return f"{account.host}:{account.port} can't be reached: {error}", 0.2
+            return PublishError(f"{account.host}:{account.port} can't be reached", str(error)), 0.2
 
 
 def _user(seed: str) -> dict[str, str]:

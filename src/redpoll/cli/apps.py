@@ -8,11 +8,13 @@ import click
 
 from redpoll.cli.common import print_json, refuse, safe
 from redpoll.cli.credentials import state
-from redpoll.cli.execute import run
+from redpoll.cli.execute import ask_server, run
 from redpoll.cli.records_command import AppCommand, records_command
 from redpoll.config import config
 
 __all__ = ["app"]
+
+_ADDRESS_WITHIN_S = 3.0
 
 
 @click.group()
@@ -43,10 +45,18 @@ def app_create(name: str, settings: config.Settings, as_json: bool) -> None:
     if as_json:
         print_json(created)
         return
+    from redpoll.host.datafolder import DataFolderError
     from redpoll.host.welcome import how_to_use, url_host
+    from redpoll.ipc.command_socket import CommandError
 
-    click.echo(f"For the server at {url_host(settings.host)}:{settings.port}, according to the settings here:\n")
-    click.echo(how_to_use(created, settings.host, settings.port, settings.tls_port), nl=False)
+    try:
+        address = ask_server(settings, "server show", {}, _ADDRESS_WITHIN_S)
+        host, port, tls_port, source = address["host"], address["port"], address["tls_port"], ""
+    except (OSError, CommandError, DataFolderError):
+        host, port, tls_port = settings.host, settings.port, settings.tls_port
+        source = ", according to the settings here, because none runs on this data folder"
+    click.echo(f"For the server at {url_host(host)}:{port}{source}:\n")
+    click.echo(how_to_use(created, host, port, tls_port), nl=False)
 
 
 @app.command("list")

@@ -59,6 +59,11 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
             refuse([f"{file} exists; --force replaces it"])
         with datafolder.as_owner(file.parent), _temporary(partial):
             copy_database(source, partial)
+            if not _has_app(partial):
+                click.echo(
+                    f"warning: {source} has no app; if it isn't the server's, --data-dir names another data folder",
+                    err=True,
+                )
             os.replace(partial, file)
             _sync_folder(file.parent)
     except (OSError, sqlite3.Error, datafolder.DataFolderError) as error:
@@ -163,6 +168,11 @@ def _store_id(path: Path) -> str | None:
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
         row = database.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
     return row[0] if row else None
+
+
+def _has_app(path: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        return database.execute("SELECT 1 FROM apps").fetchone() is not None
 
 
 def _refuse_postgres(settings: config.Settings, what: str, command: str) -> None:

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
+
 from redpoll.cli.common import fail, need_engine, refuse
 from redpoll.config import config, data_files
 
-__all__ = ["import_store", "refuse_unused_store", "run"]
+__all__ = ["ask_server", "import_store", "refuse_unused_store", "run"]
 
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
@@ -56,8 +58,7 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s
         except command_socket.CommandError as error:
             fail(error)
         try:
-            with datafolder.as_owner(folder):
-                return command_socket.ask(command_socket.socket_path(folder), verb, args, timeout_s)
+            return ask_server(settings, verb, args, timeout_s)
         except OSError as error:
             # A folder that can't be locked may have a server nevertheless: it may be mounted read-only here.
             if not isinstance(obstacle, datafolder.DataFolderInUse) or not isinstance(error, _NO_SOCKET_YET):
@@ -67,6 +68,17 @@ def run(settings: config.Settings, verb: str, args: dict[str, Any], *, timeout_s
             time.sleep(0.05)
         except (datafolder.DataFolderError, command_socket.CommandError) as error:
             fail(error)
+
+
+def ask_server(settings: config.Settings, verb: str, args: dict[str, Any], timeout_s: float) -> Any:
+    """Has the server that owns the data folder run the command. Unlike `run`, this leaves a folder alone that has none:
+    its server may be about to start. Raises OSError, CommandError, DataFolderError."""
+    from redpoll.host import datafolder
+    from redpoll.ipc import command_socket
+
+    folder = Path(settings.data_dir).resolve()
+    with datafolder.as_owner(folder):
+        return command_socket.ask(command_socket.socket_path(folder), verb, args, timeout_s)
 
 
 def refuse_unused_store(folder: Path, remedy: str = f"set {_SETTING} as for the server") -> None:
@@ -110,10 +122,14 @@ async def _run_here(settings: config.Settings, folder: Path, verb: str, args: di
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     # The store contains secrets.
     os.umask(0o077)
+    is_new = not settings.database_url and not (folder / data_files.RECORDS).exists()
     try:
         store = await Store.open(database_url(folder, settings.database_url))
     except (StoreError, StoreUnavailable) as error:
         raise CommandError(str(error)) from error
+    if is_new:
+        # The folder is often not the one that was meant, and the command itself succeeds.
+        click.echo(f"no server has used the data folder {folder}; --data-dir names another", err=True)
     try:
         records = Records(store, max_unsent_bytes=settings.max_unsent_bytes)
         await records.load()

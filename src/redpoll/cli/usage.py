@@ -32,9 +32,9 @@ def usage(app_id: str, days: int, as_csv: bool, settings: config.Settings, as_js
     Today is counted up to the last seconds; a killed control plane loses at most a minute. Days without use are left
     out, and days are kept for 400 days.
 
-    The days of all nodes are added up, so the most connections are an upper bound: nodes have theirs at different
-    times. Each node counts in its own data folder: nodes that have left are missing, and without a running server only
-    this node's days are shown.
+    Connections are counted every five seconds, so a shorter peak isn't seen. The days of all nodes are added up, also
+    the most connections, which nodes may have at different times. Each node counts in its own data folder: nodes that
+    have left are missing, and without a running server only this node's days are shown.
 
     \b
     Examples:

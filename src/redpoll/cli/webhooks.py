@@ -37,6 +37,12 @@ def _print_created(created: dict[str, Any]) -> None:
     click.echo(f"id      {created['id']}\nsecret  {created['secret']}\nurl     {url}")
     batch = ", the events of a second in one request" if created.get("batch") else ""
     click.echo(f"events  {','.join(created['events'])}\nformat  {created['format']}{batch}")
+    if "subscription.count" in created["events"] and not created.get("subscription_count", True):
+        click.echo(
+            "The app doesn't announce counts yet, so subscription.count isn't sent: "
+            "redpoll app set ID subscription_count=true",
+            err=True,
+        )
 
 
 @webhook.command("create", cls=AppCommand)
@@ -51,7 +57,8 @@ def _print_created(created: dict[str, Any]) -> None:
     default=("all",),
     metavar="all|NAME,…",
     help="all: channel.occupied, channel.vacated, member.added, member.removed and client_event. cache.miss and "
-    "subscription.count must be named.",
+    "subscription.count must be named. The latter is sent if the app's setting subscription_count is on, and not for "
+    "presence channels.",
 )
 @click.option("--format", type=click.Choice(["service", "pusher"]), default="service", help="Format of the body.")
 @click.option("--channels", multiple=True, metavar="PREFIX,…", help="Only channels whose names begin with a PREFIX.")
@@ -279,7 +286,9 @@ def dead_letter_list(app_id: str, settings: config.Settings, as_json: bool) -> N
 
 def _print_letter(letter: dict[str, Any]) -> None:
     click.echo(f"id       {letter['id']}\nevent    {letter['event']}")
-    click.echo(f"url      {safe(letter['url'] or '(pulled)', 2_000)}\nstate    {letter['state']}")
+    # "pending" would read as if it were tried again by itself.
+    state = "failed: retry or discard it" if letter["state"] == "pending" else letter["state"]
+    click.echo(f"url      {safe(letter['url'] or '(pulled)', 2_000)}\nstate    {state}")
     if letter["failed_at"] is not None:
         click.echo(f"failed   {time_text(letter['failed_at'])}")
     for attempt in letter["attempts"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +30,14 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 class Document(NamedTuple):
     """`data` is the parsed content; for `env` it is the same mapping as `env`. `env` is the environment in which
-    the configuration applies: the file itself, or for PHP the file that `env()` reads."""
+    the configuration applies: the file itself, or for PHP the file that `env()` reads. `unset` are the variables that
+    `env()` didn't find there, and that have no default."""
 
     path: str
     kind: Literal["json", "php", "env"]
     data: Any
     env: Mapping[str, str]
+    unset: Sequence[str] = ()
 
 
 def load(path: Path, env_path: Path | None = None) -> Document:
@@ -50,7 +52,8 @@ def load(path: Path, env_path: Path | None = None) -> Document:
         if env_path is None and beside.is_file():
             env_path = beside
         env = parse_env(_text_of(env_path)) if env_path is not None else {}
-        return Document(str(path), "php", php.parse(text, env), env)
+        unset: dict[str, None] = {}
+        return Document(str(path), "php", php.parse(text, env, unset), env, tuple(unset))
     if start.startswith(("{", "[")):
         try:
             return Document(str(path), "json", json.loads(text), {})

@@ -33,7 +33,7 @@ _WEBSOCKETS_FIELDS: Final = (
 def read_reverb(document: Document) -> Plan:
     """Raises SourceError."""
     config = _config(document, _reverb_of_env)
-    plan = Plan("reverb")
+    plan = Plan("reverb", document.unset)
     chosen = _readable(plan, {name: config.get(name) for name in ("default", "servers")})
     name = str(chosen.get("default") or "reverb")
     servers = _table(chosen.get("servers"))
@@ -164,7 +164,7 @@ def _redis(plan: Plan, redis: dict[str, Any]) -> None:
 def read_laravel_websockets(document: Document) -> Plan:
     """Raises SourceError."""
     config = _config(document, _websockets_of_env)
-    plan = Plan("laravel-websockets")
+    plan = Plan("laravel-websockets", document.unset)
     # Version 1 has one list of origins for all apps.
     shared_origins = config.get("allowed_origins")
     size_kb = config.get("max_request_size_in_kb", 250)

@@ -41,10 +41,10 @@ _MAX_DIGITS = 30
 _END = "end of file"
 
 
-def parse(text: str, env: Mapping[str, str]) -> Any:
+def parse(text: str, env: Mapping[str, str], unset: dict[str, None] | None = None) -> Any:
     """The value that the file returns: a dict (a list if PHP's array is one), with `env()` looked up in `env`.
 
-    Raises SourceError.
+    The names of variables that have neither a value there nor a default are added to `unset`. Raises SourceError.
     """
     tokens = [
         (match.lastgroup, match[0], match.start())
@@ -53,7 +53,7 @@ def parse(text: str, env: Mapping[str, str]) -> Any:
     ]
     for at, (_, word, _) in enumerate(tokens):
         if word == "return":
-            return _Reader(text, tokens, at + 1, env).value(0)
+            return _Reader(text, tokens, at + 1, env, {} if unset is None else unset).value(0)
     raise SourceError("the PHP file returns no configuration")
 
 
@@ -66,11 +66,14 @@ def env_value(text: str) -> Any:
 class _Reader:
     """Reads values from a list of tokens: kind, text, offset."""
 
-    def __init__(self, text: str, tokens: list[tuple[str, str, int]], at: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, text: str, tokens: list[tuple[str, str, int]], at: int, env: Mapping[str, str], unset: dict[str, None]
+    ) -> None:
         self._text = text
         self._tokens = tokens
         self._at = at
         self._env = env
+        self._unset = unset
 
     def value(self, depth: int, *, after_key: bool = False) -> Any:
         """The next value, up to the `,` `]` `)` or `;` that ends it, or the `=>` if it may be a key."""
@@ -135,6 +138,8 @@ class _Reader:
     def _env_value(self, name: Any, default: Any = None) -> Any:
         value = self._env.get(str(name))
         if value is None:
+            if default is None:
+                self._unset[str(name)] = None
             return default
         return env_value(value)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -119,10 +120,12 @@ class AppPlan:
 
 
 class Plan:
-    """The apps and settings found so far. `server` has settings of redpoll's server by name, for its settings file."""
+    """The apps and settings found so far. `server` has settings of redpoll's server by name, for its settings file.
+    `unset` are variables of an environment file that the source reads, and that weren't found."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, unset: Sequence[str] = ()) -> None:
         self.source = source
+        self._unset = unset
         self.apps: list[AppPlan] = []
         self.server: dict[str, str | int | float | bool] = {}
         self.rows: list[Row] = []
@@ -136,7 +139,7 @@ class Plan:
             if not isinstance(value, str | int) or isinstance(value, bool) or value == ""
         ]
         if missing:
-            raise SourceError(f"{where}: no {' and no '.join(missing)} of the app found")
+            raise SourceError(f"{where}: no {' and no '.join(missing)} of the app found{self._sought(missing)}")
         app_id, key, secret = str(app_id), str(key), str(secret)
         if not valid_app_id(app_id):
             raise SourceError(f"{where}: the app id {app_id!r} can't be kept; redpoll's ids have {APP_ID_RULE}")
@@ -153,6 +156,13 @@ class Plan:
         self.apps.append(plan)
         self.rows.append(Row(app_id, "id, key, secret", f"{app_id}, {key}, …", "the same"))
         return plan
+
+    def _sought(self, parts: Sequence[str]) -> str:
+        """Where these parts of an app would probably have come from; "" if from nowhere else."""
+        # Such as REVERB_APP_KEY. A file reads many variables that are seldom set.
+        endings = tuple(part.upper() for part in parts)
+        names = [name for name in self._unset if name.upper().endswith(endings)] or self._unset
+        return f"; env() found no {', '.join(names)}: --env names the .env that has them" if names else ""
 
     def set(self, theirs: str, value: Any, name: str, ours: str | int | float | bool, note: str = "") -> None:
         """Recommends a setting of redpoll's server."""

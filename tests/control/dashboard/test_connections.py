@@ -1,5 +1,7 @@
 """The page of connections asks every worker and shows the answers."""
 
+import re
+
 import pytest
 
 from redpoll.cluster.questions import CloseSocket, ListConnections
@@ -55,6 +57,14 @@ async def test_connections_are_shown_escaped(browser, worker):
     assert "by</span> &lt;script&gt;alert(1)" in page
     (question,) = [question for question in worker.asked if question.app]
     assert (question.app, question.find, question.channel) == ("3", "a", "news")
+
+
+async def test_the_channel_of_a_user_has_no_page_and_is_no_link(browser, worker):
+    rows = [connection(channels=2, named=["news", "#server-to-user-1"], user="1")]
+    worker.answers[ListConnections] = {"total": 1, "connections": rows}
+    page = (await browser.get("/dashboard/apps/3/connections")).body.decode()
+    assert "<li>#server-to-user-1</li>" in page
+    assert re.findall(r'href="/dashboard/apps/3/channels/([^"]*)"', page) == ["news"]
 
 
 async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):

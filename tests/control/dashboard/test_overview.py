@@ -33,6 +33,18 @@ async def test_overview_shows_the_state_of_each_workers_connection_to_redis(plan
     assert "connections to Redis" not in (await browser.get("/dashboard")).body.decode()
 
 
+async def test_tiles_add_up_only_what_each_worker_has_of_its_own(plane, browser):
+    """Two workers that hold the same three channels have three, not six."""
+    sampler = plane.plane.dashboard.sampler
+    await sampler.finish()
+    of_each = {"connections": 5, "channels": 3, "subscriptions": 20}
+    sampler.workers = {"run.0.0": of_each, "run.1.0": of_each}
+    part = (await browser.get("/dashboard/figures")).body.decode()
+    tiles = dict(re.findall("<dt>([^<]*)</dt><dd>([^<]*)</dd>", part))
+    assert (tiles["Connections"], tiles["Subscriptions"]) == ("10", "40")
+    assert not [name for name in tiles if "Channels" in name]
+
+
 async def test_chart_columns_have_the_same_length(plane, browser):
     sampler = plane.plane.dashboard.sampler
     # Otherwise its own timer could take a sample between the publish and ours.

@@ -1,5 +1,7 @@
 """The event trace: the search, and the page of one publish request."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -48,6 +50,16 @@ async def test_refused_request_is_shown_with_its_status(plane, browser):
     assert trace_id in (await browser.get("/dashboard/apps/3/trace")).body.decode()
     page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
     assert "refused with 400" in page
+
+
+async def test_only_channels_that_have_a_page_are_links(plane, browser):
+    for channels, linked in ((["room", "#server-to-user-1"], ["room"]), (["#bad"], [])):
+        trace_id = await triggered(plane, channels=channels)
+        page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
+        assert all(name in page for name in channels)
+        links = re.findall(r'href="(/dashboard/apps/3/channels/[^"]*)"', page)
+        assert [link.rpartition("/")[2] for link in links] == linked
+        assert {(await browser.get(link)).status for link in links} <= {200}
 
 
 async def test_request_without_recorded_stages_says_so(make_plane, redis, log_in_to):

@@ -64,7 +64,8 @@ async def _create(context: Context, args: dict[str, Any]) -> Any:
         batch=args.get("batch", False),
         by=COMMAND_LINE,
     )
-    return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret}
+    counts = context.records.apps[args["app"]].subscription_count
+    return endpoint_shape(webhooks, endpoint) | {"secret": endpoint.secret, "subscription_count": counts}
 
 
 async def _list(context: Context, args: dict[str, Any]) -> Any:
@@ -180,8 +181,9 @@ def _state_shape(delivery: Delivery) -> dict[str, Any]:
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
-    # {app, url, events, format, channels, client_events, batch, pin} -> webhook with its secret; only this and `rotate`
-    # show a secret. `url` null: its deliveries are pulled.
+    # {app, url, events, format, channels, client_events, batch, pin} -> webhook with its secret, and the app's setting
+    # subscription_count, without which that event is never sent; only this and `rotate` show a secret. `url` null: its
+    # deliveries are pulled.
     "webhook create": _create,
     "webhook list": _list,  # {app} -> [webhook]
     "webhook enable": _enable,  # {id} -> webhook

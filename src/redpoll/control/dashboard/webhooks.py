@@ -33,7 +33,8 @@ _HELP: Final = {
     "member.removed": "A user has left a presence channel.",
     "client_event": "A client triggers an event.",
     "cache.miss": "A client joins a cache channel that has no cached event.",
-    "subscription.count": "The number of subscribers changes.",
+    "subscription.count": "The number of subscribers changes, if the app announces it (subscription_count); not on "
+    "presence channels.",
 }
 
 

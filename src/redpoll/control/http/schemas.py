@@ -181,8 +181,9 @@ class TraceResponse(LoggedCall, gc=False, kw_only=True):
 
 class UsageDay(msgspec.Struct, gc=False):
     """What the app used on a day (`YYYY-MM-DD`, UTC) on all nodes: the most connections at a time, events published
-    over HTTP, events that clients triggered, and events sent to clients, counted per socket. With several nodes
-    `peak_connections` is the sum of the nodes' peaks, an upper bound: they may have been at different times."""
+    over HTTP, events that clients triggered, and events sent to clients, counted per socket. Connections are counted
+    every five seconds, so a shorter peak isn't seen. With several nodes `peak_connections` is the sum of the nodes'
+    peaks, which may have been at different times."""
 
     day: str
     peak_connections: int

@@ -1,8 +1,8 @@
 """What each app used on all nodes: a question for usage asks every node, and adds up their days.
 
-Each node counts what its own workers and its own control plane did (usage.py), so that no event counts twice. The sum
-of the nodes' peaks is an upper bound of the cluster's peak, because nodes have theirs at different times. A node that
-doesn't answer within a second is named.
+Each node counts what its own workers and its own control plane did (usage.py), so that no event counts twice. The
+nodes' peaks of connections are added up as well, though they may be of different times. A node that doesn't answer
+within a second is named.
 
 A hundred thousand apps have millions of days. So all is asked in pages: publishes wait for no more than one of them.
 """
