@@ -135,7 +135,7 @@ async def test_master_is_killed(server, cluster, figures, within_s: Callable[[fl
     assert 200 in {one.status for one in between[1:]}
     await others[0].until(lambda: max(elsewhere.accepted()) in numbers(others[0])[-200:])
     await others[1].until(lambda: max(elsewhere.accepted()) in numbers(others[1])[-200:])
-    check(elsewhere, others)
+    await check(elsewhere, others)
     await end_all(others)
     names = [f"new-{number}" for number in range(4)] + [f"user-{number}" for number in range(4)]
     await compare(server, publisher, sockets, room, names)

@@ -44,6 +44,9 @@ class FirstStart:
         except OSError as error:
             # Its disk is full, or its reader has gone. The server serves all the same.
             log.warning("ready line not printed", reason=error.strerror)
+            # What Python still holds of it would fail again at the end, and make the exit code 120.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def _print(self, public: int, control: int, tls: int | None) -> None:
         host = self._settings.host
