@@ -57,14 +57,26 @@ def test_a_start_that_fails_is_tried_again_for_as_long_as_it_takes():
     assert "StartLimitIntervalSec=0" in lines
 
 
+def exit_code(command: str, folder: Path, *words: str) -> int:
+    line = [sys.executable, "-P", "-m", "redpoll", command, "--data-dir", str(folder / "data"), *words]
+    return subprocess.run(line, capture_output=True, timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tls-port", "0", "--tls-cert", "none.pem", "--tls-key", "none.key"),
+        ("--redis-url", "rediss://127.0.0.1:1", "--redis-ca-file", "none.pem"),
+    ],
+)
+def test_a_file_that_cannot_be_read_yet_is_tried_again(tmp_path, words):
+    assert exit_code("serve", tmp_path, *words) == 1
+    assert exit_code("check-config", tmp_path, *words) == 2
+    assert exit_code("serve", tmp_path, *words, "--port", "x") == 2
+
+
 def test_wrong_settings_are_not_tried_again(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "redpoll", "serve", "--port", "x", "--data-dir", str(tmp_path / "data")],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
     lines = UNIT.read_text().splitlines()
-    assert f"RestartPreventExitStatus={done.returncode}" in lines
+    assert f"RestartPreventExitStatus={exit_code('serve', tmp_path, '--port', 'x')}" in lines
     # After a failed ExecStartPre systemd starts the unit again, whatever its exit code is.
     assert not any(line.startswith("ExecStartPre=") for line in lines)

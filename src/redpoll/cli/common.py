@@ -31,22 +31,29 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--config", "config_path", metavar="FILE", help="TOML file with settings.")(command)
 
 
-def settings_of(config_path: str | None, flags: dict[str, Any], *, read_files: bool = True) -> config.Settings:
-    """Reads the settings. Prints every fault and exits with 2 if there is one."""
+def settings_of(
+    config_path: str | None, flags: dict[str, Any], *, read_files: bool = True, files_code: int = 2
+) -> config.Settings:
+    """Reads the settings. Prints every fault and exits with 2 if there is one; with `files_code` if only the files that
+    they name are at fault."""
     try:
         settings, warnings = config.load(flags, os.environ, config_path, read_files=read_files)
     except config.ConfigError as error:
-        refuse(error.faults)
+        try:
+            config.load(flags, os.environ, config_path, read_files=False)
+        except config.ConfigError:
+            refuse(error.faults)
+        refuse(error.faults, files_code)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     return settings
 
 
-def refuse(faults: Iterable[object]) -> NoReturn:
-    """Prints the faults and exits with 2: the command line or the settings are wrong."""
+def refuse(faults: Iterable[object], code: int = 2) -> NoReturn:
+    """Prints the faults and exits, with 2 if the command line or the settings are wrong."""
     for fault in faults:
         click.echo(str(fault), err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def fail(sentence: object) -> NoReturn:

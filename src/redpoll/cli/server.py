@@ -48,7 +48,8 @@ def serve(config_path: str | None, **flags: Any) -> None:
       redpoll serve --port 6001 --workers 4 --data-dir /var/lib/redpoll
       redpoll serve --config /etc/redpoll.toml
     """
-    settings = settings_of(config_path, flags)
+    # A certificate may be there a moment later, so such a start is tried again (deploy/redpoll.service).
+    settings = settings_of(config_path, flags, files_code=1)
     with without_collections():
         from redpoll.doctor import capacity
         from redpoll.host.serve import StartError
