@@ -31,8 +31,8 @@ export declare class RedpollChatTransport<Message extends UIMessage = UIMessage>
   readonly resumeStreamIsReplay: true;
   sendMessages(options: Parameters<ChatTransport<Message>["sendMessages"]>[0]): ReturnType<ChatTransport<Message>["sendMessages"]>;
   /**
-   * The answer under way from its beginning, or else the latest one that ended after `ready` and of which this page hasn't
-   * read the end; null if there is none.
+   * The answer under way from its beginning, or else the newest one, if it ended after `ready` and this page hasn't read
+   * its end; null if there is none.
    */
   reconnectToStream(options: Parameters<ChatTransport<Message>["reconnectToStream"]>[0]): ReturnType<ChatTransport<Message>["reconnectToStream"]>;
   /** Resolves when everything that is stored of this chat has come. Messages that are loaded then lack no answer. */

@@ -147,8 +147,13 @@ class Chat {
 
   caughtUp() {
     this.isCaughtUp = true;
-    for (const { id, ended } of this.answers.values()) if (ended) this.settled.add(id);
+    this.settle();
     this.resolve();
+  }
+
+  // What the page loads from here on has the answers that have ended.
+  settle() {
+    for (const { id, ended } of this.answers.values()) if (ended) this.settled.add(id);
   }
 
   connection(connected) {
@@ -265,10 +270,12 @@ class Chat {
     }
   }
 
-  // The answer to resume: the latest one under way, or else the latest one that ended before a stream could read it.
+  // The answer to resume: the latest one under way, or else the newest one, if it ended before a stream could read it.
+  // Older ones are behind it in the page's list.
   active() {
     const begun = Array.from(this.answers.values()).filter((answer) => answer.chunks.length);
-    return begun.findLast(({ ended }) => !ended) ?? begun.findLast(({ id }) => !this.settled.has(id));
+    const newest = begun.at(-1);
+    return begun.findLast(({ ended }) => !ended) ?? (newest && !this.settled.has(newest.id) ? newest : undefined);
   }
 
   read(answer, signal) {
@@ -366,6 +373,7 @@ export class RedpollChatTransport {
   async ready(chatId) {
     const chat = this.chat(chatId);
     await chat.whileUsed(() => chat.ready);
+    chat.settle();
   }
 
   watch(chatId, began) {

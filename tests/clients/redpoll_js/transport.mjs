@@ -192,6 +192,23 @@ function isWhole({ message, error }) {
   transport.close();
 }
 
+// What the page loads after `ready` has the answers that have ended by then, and an answer that wasn't read comes back
+// behind no newer one.
+{
+  const { transport, listener } = await loading(() => {});
+  const text = (more, stream) => listener.message("answer", { stream, ...more }, false);
+  text({ n: 0, length: 3, delta: "One", state: "done" }, "others");
+  await transport.ready("1");
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null);
+  text({ n: 0, length: 3, delta: "One", state: "cancelled" }, "stopped");
+  text({ n: 0, length: 3, delta: "Two" }, "newer");
+  const newer = messageOf(await transport.reconnectToStream({ chatId: "1" }));
+  text({ n: 1, length: 3, state: "done" }, "newer");
+  assert.equal((await newer).message.id, "newer");
+  assert.equal(await transport.reconnectToStream({ chatId: "1" }), null);
+  transport.close();
+}
+
 // An answer of which nothing comes has failed; when it goes on, it is news, and whole.
 {
   const state = made({ silenceMs: 1 });
