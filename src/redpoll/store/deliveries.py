@@ -10,7 +10,7 @@ Of those that back ends pull (pulled.py), a late acknowledgement ends dead lette
 If the operator retries it, it waits again, and `cycle_from` counts the attempts before.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +51,8 @@ __all__ = [
 STATES: Final = ("waiting", "delivered", "failed", "discarded")
 # The number of rows per statement, and per transaction of a long operation. SQLite allows 32,766 values in a statement.
 BATCH: Final = 5_000
+# What was announced is read in pages of this size, because publishes wait while one is taken in.
+_PAGE: Final = 1_000
 
 
 class Waiting(NamedTuple):
@@ -177,20 +179,22 @@ async def known(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
     return known_ids
 
 
-async def since(connection: AsyncConnection, created_at: float | None, seconds: float) -> list[Announcement]:
-    """What was announced since `seconds` before this Unix time, newest first. None: the time of the last delivery."""
-    announcements: list[Announcement] = []
+async def since(
+    connection: AsyncConnection, created_at: float | None, seconds: float, events: Collection[str]
+) -> AsyncIterator[list[Announcement]]:
+    """What was announced of these events since `seconds` before this Unix time, newest first, in pages. None: the time
+    of the last of them."""
     columns = (*(deliveries.c[name] for name in Announcement._fields), deliveries.c.number, deliveries.c.created_at)
-    query = sa.select(*columns).order_by(deliveries.c.number.desc()).limit(BATCH)
+    query = sa.select(*columns).where(deliveries.c.event.in_(events)).order_by(deliveries.c.number.desc()).limit(_PAGE)
     page = query
     while True:
         rows = (await connection.execute(page)).all()
         if created_at is None and rows:
             created_at = rows[0].created_at
         recent = [row for row in rows if created_at is not None and row.created_at >= created_at - seconds]
-        announcements += [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
-        if len(recent) < BATCH:
-            return announcements
+        yield [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
+        if len(recent) < _PAGE:
+            return
         page = query.where(deliveries.c.number < rows[-1].number)
 
 

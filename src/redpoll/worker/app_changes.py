@@ -149,8 +149,8 @@ class AppChanges:
 
 
 def _is_another(old: App, new: App) -> bool:
-    is_made_again = bool(old.made and new.made) and old.made != new.made
-    return is_made_again and not _shares_key(old, new)
+    # Without a word it is a record of an earlier redpoll. Who gets one has the keys that it had, or was made again.
+    return new.made not in ("", old.made) and not _shares_key(old, new)
 
 
 def _shares_key(old: App, new: App) -> bool:

@@ -477,6 +477,25 @@ def test_history_position_is_asked_for_again_after_a_break_if_there_is_none_and_
         assert local_channel.plan() is None
 
 
+def test_history_position_is_asked_for_under_another_name_whatever_comes_between():
+    local_channel = room(presence=False)
+    local_channel.apply_settings(app(history=(RULE,)))
+    attach(local_channel, None)
+    local_channel.history = HistoryPosition("e", 5, True)
+    local_channel.renamed()
+    assert send(local_channel).flags == ""
+    local_channel.apply_settings(app(history=(RULE,), hooks="o"))
+    answer(local_channel)
+    call = send(local_channel)
+    assert "h" in call.flags
+    # The connection breaks meanwhile.
+    local_channel.fail(call)
+    local_channel.connection_lost()
+    send(local_channel)
+    answer(local_channel)
+    assert "h" in send(local_channel).flags
+
+
 def test_history_of_a_channel_without_subscribers_is_not_asked_for():
     local_channel = room(presence=False)
     local_channel.apply_settings(app(history=(RULE,)))

@@ -30,8 +30,15 @@ def box():
 
 def begun(box, *last, **times):
     announced = Announced(box, ENDPOINTS.get, **times)
-    announced.begin(box.connects, [Announcement(name, event, "room", None) for name, event in last])
+    begin(announced, box, *last)
     return announced
+
+
+def begin(announced, box, *last):
+    states = {}
+    for name, event in last:
+        announced.take([Announcement(name, event, "room", None)], states)
+    announced.begin(box.connects, states)
 
 
 def kept(announced, event, *names, known=()):
@@ -52,9 +59,19 @@ async def test_what_was_known_counts_until_it_is_compared(box):
     """A transaction failed long after Redis had lost writes: the deliveries that are read then may be later ones."""
     announced = begun(box, ("both", "channel.occupied"))
     announced.begin_again()
-    announced.begin(box.connects, [])
+    begin(announced, box)
     assert kept(announced, "channel.occupied", "both") == []
-    announced.begin(box.connects, [Announcement("both", "channel.vacated", "room", None)])
+    begin(announced, box, ("both", "channel.vacated"))
+    assert kept(announced, "channel.occupied", "both") == ["both"]
+
+
+async def test_what_was_compared_is_forgotten_at_the_next_beginning(box):
+    """With a Redis that comes and goes, all that ever was announced would stay."""
+    announced = begun(box, ("both", "channel.occupied"), compare_after_s=(0.0,))
+    box.is_present = {ROOM: True}
+    await announced.compare()
+    assert kept(announced, "channel.occupied", "both") == []
+    begin(announced, box)
     assert kept(announced, "channel.occupied", "both") == ["both"]
 
 
@@ -72,7 +89,7 @@ async def test_delivery_that_the_store_has_says_nothing_new(box):
 async def test_it_begins_at_each_connection(box):
     announced = Announced(box, ENDPOINTS.get)
     assert announced.is_due()
-    announced.begin(box.connects, [])
+    begin(announced, box)
     assert not announced.is_due()
     box.connects += 1
     assert announced.is_due()

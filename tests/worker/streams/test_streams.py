@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -300,7 +301,7 @@ async def test_history_is_begun_again_while_clients_wait_for_its_first_message(t
     await wait_until(lambda: table.streams._ticks > 3)
     # As far as the tail knows, something was published.
     assert table.begun == []
-    table.streams.unpublished("1", "c", ("e", 5))
+    table.streams.at_end("1", "c", ("e", 5), True)
     assert table.begun == ["c"]
     await wait_until(lambda: len(table.begun) > 3)
     reader.answer = lambda batch: None
@@ -311,6 +312,16 @@ async def test_history_is_begun_again_while_clients_wait_for_its_first_message(t
     # One with messages expires too, a day after them.
     monkeypatch.setattr(module, "_RENEW_TICKS", 1)
     await wait_until(lambda: len(table.begun) > begun)
+
+
+async def test_history_of_old_messages_lives_on_while_somebody_reads_it(table):
+    """Who read page by page got 410 a day after the messages, although it had missed nothing."""
+    rule = HistoryRule(id="0a0b0c", name="", prefix=True, keep=10, seconds=60)
+    table.apps["1"] = App(id="1", name="a", keys=(), history=(rule,))
+    table.streams.at_end("1", "c", ("e", int((time.time() - 30) * 1_000_000)), False)
+    assert table.begun == []
+    table.streams.at_end("1", "c", ("e", int((time.time() - 90) * 1_000_000)), False)
+    assert table.begun == ["c"]
 
 
 async def test_tails_are_looked_at_in_slices(table, wait_until, monkeypatch):

@@ -124,7 +124,7 @@ class LocalChannel:
             self.settings = settings_of(app, self.channel, self.kind)
             if self.settings.rule is None:
                 self.history = None
-        self.needs_position = self.settings.rule is not None and self.history is None
+        self.needs_position = self.settings.rule is not None and (self.history is None or self.needs_position)
         if self.kind != CHANNEL or app.subscription_count == (self.tally is not None):
             return False
         if self.tally is not None:
@@ -399,13 +399,13 @@ class LocalChannel:
             self.queued = {**front, **(self.queued or {})}
         if not self.asserted and self.members is not None:
             self.members.unasserted = None
-        self._ask_again()
+        self._ask_again(Flag.HISTORY in call.flags)
 
-    def _ask_again(self) -> None:
+    def _ask_again(self, position: bool = False) -> None:
         # Our changes may not have been announced, and we may have missed announcements of others, or the first message.
         if self.tally is not None:
             self.tally.make_due()
-        if self.settings.rule is not None and self.history is None:
+        if self.settings.rule is not None and (self.history is None or position):
             self.needs_position = True
 
     def connection_lost(self) -> None:

@@ -24,7 +24,7 @@ from redpoll.control.webhooks.wanted import wants
 from redpoll.store.deliveries import Announcement
 from redpoll.store.webhooks import Endpoint
 
-__all__ = ["READ_BACK_S", "Announced"]
+__all__ = ["EVENTS", "READ_BACK_S", "Announced", "States"]
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +40,16 @@ _PAIRS: Final = (("channel.occupied", "channel.vacated"), ("member.added", "memb
 # By event: its pair, and whether it says that the channel is occupied, or the user a member.
 _STATES: Final = {event: (pair, event == pair[0]) for pair in _PAIRS for event in pair}
 
+EVENTS: Final = frozenset(_STATES)
+
 _Target = tuple[str, Subject]
+# By endpoint id and subject, as last announced: whether the channel is occupied, or the user a member.
+States = dict[_Target, bool]
 
 
 class Announced:
-    """`endpoint(id)` returns an endpoint, None if there is none. In this order: `is_due` and `begin` before new rows
-    are looked at, `without_repeats` and `stored` for each transaction, `compare` whenever there is time.
+    """`endpoint(id)` returns an endpoint, None if there is none. In this order: `is_due`, `take` and `begin` before new
+    rows are looked at, `without_repeats` and `stored` for each transaction, `compare` whenever there is time.
 
     `active`: Redis may still repeat transitions.
     """
@@ -63,8 +67,7 @@ class Announced:
         self._compare_after_s = compare_after_s
         self._lasts_s = lasts_s
         self._connects: int | None = None
-        # By endpoint id and subject, as last announced: whether the channel is occupied, or the user a member.
-        self._states: dict[_Target, bool] = {}
+        self._states: States = {}
         # On the loop's clock: when to compare, and when to forget.
         self._compare_at: list[float] = []
         self._ends_at = 0.0
@@ -78,30 +81,33 @@ class Announced:
         if self.active:
             self._connects = None
 
-    def begin(self, connects: int, newest_first: Iterable[Announcement]) -> None:
-        """`newest_first` are the deliveries since READ_BACK_S before the last answer, read after the connection number
-        `connects`."""
-        now_s = asyncio.get_running_loop().time()
-        self._connects = connects
-        states: dict[_Target, bool] = {}
+    def take(self, newest_first: Iterable[Announcement], states: States) -> None:
+        """Adds what these deliveries announced to `states`, which are those of newer ones."""
         for announcement in newest_first:
             endpoint = self._endpoint(announcement.endpoint_id)
             if endpoint is not None and self._gets_both(endpoint, announcement.event, announcement.channel):
                 subject = Subject(endpoint.app_id, announcement.channel, announcement.user)
                 states.setdefault((endpoint.id, subject), _STATES[announcement.event][1])
-        # Those known from an earlier beginning may be of deliveries that are too old to be read again.
-        self._states |= states
+
+    def begin(self, connects: int, states: States) -> None:
+        """`states` are those of the deliveries since READ_BACK_S before the last answer, read after the connection
+        number `connects`."""
+        now_s = asyncio.get_running_loop().time()
+        self._connects = connects
+        # Those known from an earlier beginning may be of deliveries that are too old to be read again. Once they were
+        # compared, they aren't needed: in a Redis that comes and goes, all that ever were would stay.
+        self._states = self._states | states if self._compare_at else states
         self._compare_at = [now_s + after_s for after_s in self._compare_after_s]
         self._ends_at = now_s + self._lasts_s + self._redis.debounce_s
         self.active = True
 
     def without_repeats(
         self, new: Sequence[tuple[Transition, dict[str, Any]]], known: Collection[str]
-    ) -> tuple[list[tuple[Transition, dict[str, Any]]], dict[_Target, bool]]:
+    ) -> tuple[list[tuple[Transition, dict[str, Any]]], States]:
         """The deliveries that repeat nothing, and the states that they announce, for `stored`. `known`: the ids of
         those that are in the store already."""
         announced: list[tuple[Transition, dict[str, Any]]] = []
-        states: dict[_Target, bool] = {}
+        states: States = {}
         for row, delivery in new:
             if delivery["id"] in known:
                 continue
@@ -115,7 +121,7 @@ class Announced:
             announced.append((row, delivery))
         return announced, states
 
-    def stored(self, states: dict[_Target, bool]) -> None:
+    def stored(self, states: States) -> None:
         """The deliveries with these states are in the store now."""
         self._states |= states
 

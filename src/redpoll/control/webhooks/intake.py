@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from redpoll.cluster.outbox import Outbox, Subject
 from redpoll.cluster.redis.link import LinkDown
 from redpoll.cluster.transition import Transition
-from redpoll.control.webhooks.announced import READ_BACK_S, Announced
+from redpoll.control.webhooks.announced import EVENTS, READ_BACK_S, Announced, States
 from redpoll.control.webhooks.payloads import render
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.control.webhooks.wanted import wants, wants_client_event
@@ -237,8 +237,10 @@ class Intake:
             # Not back from now: the outage may have lasted longer. A new leader doesn't know when it began, nor by how
             # much its clock differs from that of the former leader.
             answered_at = None if self._answered_at is None else min(self._answered_at, self._clock())
-            deliveries = await delivery_rows.since(connection, answered_at, READ_BACK_S)
-        self._announced.begin(connects, deliveries)
+            states: States = {}
+            async for page in delivery_rows.since(connection, answered_at, READ_BACK_S, EVENTS):
+                self._announced.take(page, states)
+        self._announced.begin(connects, states)
 
     async def _with_endpoint(
         self, connection: AsyncConnection, deliveries: Sequence[dict[str, Any]]

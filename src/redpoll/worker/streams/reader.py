@@ -259,8 +259,8 @@ class Reader:
                 rows = [row for row in page.rows if row.offset > self._at]
                 if (rows[0].prev if rows else page.top) != self._at or page.epoch != self._epoch:
                     raise ApiError("offset_gone", _GONE)
-                if page.top == page.base:
-                    self._streams.unpublished(self.app_id, self.channel, (page.epoch, page.base))
+                if not rows:
+                    self._streams.at_end(self.app_id, self.channel, (page.epoch, page.top), page.top == page.base)
                 self._take(messages_of(rows), not page.more, page.ended)
         except ApiError as error:
             self._refuse(error)

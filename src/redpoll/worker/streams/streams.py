@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -156,18 +158,20 @@ class Streams:
             self._start_timer()
         return tail
 
-    def unpublished(self, app_id: str, channel: str, position: tuple[str, int]) -> None:
-        """A page shows that nothing was published since the history began, at this position. It expires unless it is
-        begun again: now, and from time to time while the channel's tail is there."""
+    def at_end(self, app_id: str, channel: str, position: tuple[str, int], is_empty: bool) -> None:
+        """A page shows a reader that nothing was published after this position; `is_empty`: nor since the history
+        began. A history without messages expires unless it is begun again: now, and from time to time while the
+        channel's tail is there."""
         tail = self._tails.get((app_id, channel))
-        if tail is not None:
+        if is_empty and tail is not None:
             tail.unpublished = position
-        self._begin_again(app_id, channel)
+        # An offset is the time of its message in µs.
+        self._begin_again(app_id, channel, math.inf if is_empty else time.time() - position[1] / 1_000_000)
 
-    def _begin_again(self, app_id: str, channel: str) -> None:
+    def _begin_again(self, app_id: str, channel: str, quiet_s: float = math.inf) -> None:
         app = self.apps.get(app_id)
         rule = None if app is None else app.history_rule(channel)
-        if app is not None and rule is not None:
+        if app is not None and rule is not None and quiet_s > rule.seconds:
             # If Redis doesn't answer now, it does when this is repeated.
             self.history.begin(app, channel, rule, lambda outcome: None)
 
