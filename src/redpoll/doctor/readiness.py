@@ -40,7 +40,7 @@ async def check_readiness(session: aiohttp.ClientSession, target: Target) -> Fin
 
 
 async def _is_control_port(session: aiohttp.ClientSession, target: Target) -> bool:
-    """Of a redpoll. A proxy may have the dashboard at its root and forward clients all the same."""
+    """Whether this port of a redpoll takes no clients. A proxy may have the dashboard at its root and take them."""
     origin = f"{target.origin}{target.prefix}"
     try:
         async with session.get(f"{origin}/app/{target.key}", allow_redirects=False) as response:
