@@ -74,7 +74,8 @@ async def _visit(server: Server, api: Api, receiver: Receiver, room: str) -> Non
 
     # Occupied, two members, a client event, two members gone, vacated.
     async def told() -> int:
-        return b" ".join(request.body for request in receiver.requests).count(presence.encode())
+        # With its quotes: another room's name may begin with this one's.
+        return b" ".join(request.body for request in receiver.requests).count(f'"{presence}"'.encode())
 
     await eventually(told, 7)
 
