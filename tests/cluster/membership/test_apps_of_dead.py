@@ -4,6 +4,7 @@ import pytest
 
 from redpoll.cluster.directory import DirectoryWriter
 from redpoll.cluster.membership.reaper import Reaper
+from redpoll.cluster.redis.scripts import HOLD, WRITE
 from redpoll.cluster.stats import Stats
 
 ROOM = "presence-room"
@@ -61,3 +62,34 @@ async def test_users_of_a_worker_that_hung_before_may_have_missed_more(b, link, 
 async def test_nothing_is_written_of_users_of_apps_without_user_resume(b, link, keys, make_app):
     await reap_with_users(b, link, keys, make_app(max_presence_members=0))
     assert [key for key in await link.ask(b"KEYS", b"*") if b":y:" in key] == []
+
+
+async def test_a_user_is_held_by_the_dead_worker_until_redis_has_the_point(b, link, keys, resuming, monkeypatch):
+    users = ["user", *(f"member-{n}" for n in range(150))]
+    written: set[bytes] = set()
+    removed: list[str] = []
+    run = link.run
+
+    def note(script, names, args, done):
+        if script is HOLD:
+            of_call = [user for user in users if user in args or f"%u:{user}" in args]
+            removed.extend(of_call)
+            assert {keys.resumed("7", user) for user in of_call} <= written
+        if script is WRITE:
+            run(script, names, args, lambda reply: (written.update(names), done(reply)))
+        else:
+            run(script, names, args, done)
+
+    monkeypatch.setattr(link, "run", note)
+    await reap_with_users(b, link, keys, resuming)
+    assert sorted(removed) == sorted(users)
+
+
+async def test_points_are_written_when_redis_has_no_memory_left(b, link, keys, resuming, full):
+    await DirectoryWriter(link, keys).fill([resuming], 1)
+    b.app = resuming
+    await b.attach(ROOM, "member")
+    await b.kill()
+    async with full():
+        await Reaper(link, keys, "ffffffffffff").reap(b.registry.worker_id)
+    assert await link.ask(b"EXISTS", keys.resumed("7", "member")) == 1

@@ -191,6 +191,23 @@ class TestSignedInUsers:
         assert numbers(await client.events(3)) == [0, 1, 2]
         await client.nothing_more()
 
+    async def test_a_point_that_was_written_while_the_holders_were_asked_counts(self, resuming, client_of_redis):
+        worker = await resuming.start()
+        await resuming.publish_numbers("news", range(3))
+        ask = worker.link.ask
+
+        async def ask_and_write(*command):
+            reply = await ask(*command)
+            if command == (b"HKEYS", Keys().counts("1", "%u:7")):
+                await client_of_redis.set(Keys().resumed("1", "7"), 0, ex=60)
+            return reply
+
+        worker.link.ask = ask_and_write
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        assert numbers(await client.events(3)) == [0, 1, 2]
+
     async def test_another_open_tab_does_not_count(self, resuming):
         # A busy machine must not make an open tab look silent.
         one, other = await two_workers(resuming, ResumeTimings(answers_s=20.0, pong_s=10.0))

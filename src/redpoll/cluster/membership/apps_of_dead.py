@@ -2,11 +2,14 @@
 have missed events (worker/replay/user_resume.py)."""
 
 import asyncio
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from redpoll.cluster.directory import read_app
+from redpoll.cluster.redis.calls import Replies
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.redis.scripts import WRITE
 from redpoll.cluster.stats import Stats
 
 __all__ = ["AppsOfDead"]
@@ -49,9 +52,18 @@ class AppsOfDead:
         """Whether subscription_count is turned on."""
         return self._apps[app_id].counting
 
-    def user_leaves(self, app_id: str, user: str) -> None:
-        """Write for user resume from when on this user may have missed events. The worker to which the user returns
-        looks for holders first, so this comes before `hold` removes the dead one."""
-        app = self._apps[app_id]
-        if app.resume_s:
-            self._link.call(b"SET", self._keys.resumed(app_id, user), app.missed_since, b"EX", app.resume_s)
+    async def users_leave(self, users: Iterable[tuple[str, str]]) -> None:
+        """Write for user resume from when on these users, each with its app, may have missed events. The worker to
+        which a user returns looks for holders first, and a Redis Cluster may have them in another master: so await this
+        before `hold` removes the dead worker. Raises LinkDown or hiredis.ReplyError."""
+        calls = [
+            (self._keys.resumed(app_id, user), (b"SET", app.missed_since, b"EX", app.resume_s))
+            for app_id, user in users
+            if (app := self._apps[app_id]).resume_s
+        ]
+        if calls:
+            written: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+            done = Replies(len(calls), written)
+            for key, args in calls:
+                self._link.run(WRITE, (key,), args, done)
+            await written

@@ -322,6 +322,8 @@ class Reaper:
         # Fields are `app:channel`, each with its kind.
         for app_id in {field.partition(":")[0] for field, _ in fields}:
             await apps.read(app_id)
+        signed_in = [field.partition(":" + user_pseudo("")) for field, kind in fields if kind == SIGNED_IN]
+        await apps.users_leave([(app_id, user) for app_id, _, user in signed_in])
         members = [field for field, kind in fields if kind == PRESENCE]
         if len(members) < len(fields):
             # By callbacks: with a task and a future for each channel, control would spend five times as long.
@@ -335,8 +337,6 @@ class Reaper:
 
     def _send(self, keys: Keys, w: str, apps: AppsOfDead, field: str, kind: str, done: Done) -> None:
         app_id, _, channel = field.partition(":")
-        if kind == SIGNED_IN:
-            apps.user_leaves(app_id, channel.removeprefix(user_pseudo("")))
         counts = kind == CHANNEL and apps.counts(app_id)
         names, args = self._call(keys, w, app_id, channel, kind, Flag.COUNT if counts else "", ())
         self._link.run(HOLD, names, args, done)
@@ -371,8 +371,7 @@ class Reaper:
     ) -> None:
         names, args = self._call(keys, w, app_id, channel, PRESENCE, flags, gone)
         async with self._in_flight:
-            for user in gone:
-                apps.user_leaves(app_id, user)
+            await apps.users_leave([(app_id, user) for user in gone])
             _check(await self._link.execute(HOLD, names, args))
 
     def _call(

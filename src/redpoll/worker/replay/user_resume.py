@@ -301,14 +301,13 @@ class UserResume:
         app, keys, link = connection.session.app, self._keys, self._link
         written_key = keys.resumed(app.id, user)
         members = keys.members(app.id, channel) if channel is not None else None
-        # The holders first: the reaper writes the point, and then removes the dead worker from them.
-        now, holders, member, written, ttl_ms = await asyncio.gather(
-            link.ask(b"TIME"),
+        # The holders first: the reaper writes the point, and then removes the dead worker from them. They aren't asked
+        # together, because a Redis Cluster may have the two in different masters.
+        holders, member = await asyncio.gather(
             link.ask(b"HKEYS", keys.counts(app.id, f"%u:{user}")),
             link.ask(b"HGET", members, user) if members is not None else _no_reply(),
-            link.ask(b"GET", written_key),
-            link.ask(b"PTTL", written_key),
         )
+        now, written, ttl_ms = await link.ask_all([(b"TIME",), (b"GET", written_key), (b"PTTL", written_key)])
         loop = asyncio.get_running_loop()
         now_us = int(now[0]) * 1_000_000 + int(now[1])
         points: list[int] = []
