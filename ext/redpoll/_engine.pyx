@@ -463,7 +463,10 @@ cdef class WebSocket(Sink):
                 self.tell_closed(1006, "")
             elif not self.end_reported:
                 self.end_reported = True
-                self.gone()
+                try:
+                    self.gone()
+                except Exception as fault:
+                    self.callback_failed(fault)
             self.released()
         except Exception as error:
             self.callback_failed(error)

@@ -176,6 +176,10 @@ class Recorder(WebSocket):
     def gone(self) -> None:
         self._note("gone")
 
+    def released(self) -> None:
+        if "released" in self.on:
+            self.on["released"]()
+
     def hear(self, data: bytes) -> None:
         """Does what the loop does when bytes arrive."""
         buffer = self.get_buffer(65536)

@@ -834,12 +834,14 @@ async def test_a_fault_in_a_callback_closes_that_one_socket_and_is_counted(serve
     assert served.connections[0].heard == [("text", b"still here")]
 
 
-def test_a_fault_in_gone_is_counted(recorder, fake_transport, flusher):
+def test_a_fault_in_gone_is_counted_and_the_descriptor_is_reported_closed(recorder, fake_transport, flusher):
     before = _engine.counters()["callback_errors"]
+    released = []
 
     async def lose():
         ws = recorder(flusher)
         ws.on["gone"] = lambda: 1 / 0
+        ws.on["released"] = lambda: released.append(True)
         ws.connection_made(fake_transport())
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         ws.connection_lost(None)
@@ -847,6 +849,7 @@ def test_a_fault_in_gone_is_counted(recorder, fake_transport, flusher):
 
     asyncio.run(lose())
     assert _engine.counters()["callback_errors"] == before + 1
+    assert len(released) == 1
 
 
 # -- callbacks that do something -----------------------------------------------------------------------------
