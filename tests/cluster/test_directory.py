@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redpoll.cluster import directory
-from redpoll.cluster.directory import Directory, DirectoryChanged, DirectoryWriter, read_app, read_directory
+from redpoll.cluster.directory import Directory, DirectoryChanged, DirectoryWriter, read_apps, read_directory
 from redpoll.protocol.apps import App, Key
 
 
@@ -441,12 +441,11 @@ async def test_change_on_sys_can_make_the_records_complete(worker, writer, wait_
     await wait_until(lambda: worker.directory.complete)
 
 
-async def test_single_record_is_read_without_a_copy_of_the_directory(writer, link, keys):
+async def test_single_records_are_read_without_a_copy_of_the_directory(writer, link, keys):
     await writer.fill([app(1)], 1)
-    assert await read_app(link, keys, "1") == app(1)
-    assert await read_app(link, keys, "2") is None
     await link.ask(b"HSET", keys.directory, "3", b"no json")
-    assert await read_app(link, keys, "3") is None
+    assert await read_apps(link, keys, ["2", "1", "3"]) == [None, app(1), None]
+    assert await read_apps(link, keys, []) == []
 
 
 async def test_other_change_with_the_same_number_is_read(worker, writer, wait_until):

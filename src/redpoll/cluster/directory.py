@@ -9,7 +9,7 @@ random id, because a record store that lost changes uses its number again, and s
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import hiredis
@@ -24,7 +24,7 @@ from redpoll.cluster.redis.scripts import DIR_FILL, DIR_PUT
 from redpoll.loop.slices import walk
 from redpoll.protocol.apps import App, Key
 
-__all__ = ["Directory", "DirectoryChanged", "DirectoryVersion", "DirectoryWriter", "read_app", "read_directory"]
+__all__ = ["Directory", "DirectoryChanged", "DirectoryVersion", "DirectoryWriter", "read_apps", "read_directory"]
 
 log = structlog.get_logger(__name__)
 
@@ -74,9 +74,13 @@ class DirectoryChanged(TopicMessage, frozen=True, omit_defaults=True):
         return self.app is not None and (self.version - 1, self.before) == version
 
 
-async def read_app(link: Link, keys: Keys, app_id: str) -> App | None:
-    """One record, read from Redis; None if there is none. Raises LinkDown or hiredis.ReplyError."""
-    record = await link.ask(b"HGET", keys.directory, app_id)
+async def read_apps(link: Link, keys: Keys, app_ids: Sequence[str]) -> list[App | None]:
+    """Some records, read from Redis in one call; None where there is none. Raises LinkDown or hiredis.ReplyError."""
+    records = await link.ask(b"HMGET", keys.directory, *app_ids) if app_ids else ()
+    return [_decoded(record) for record in records]
+
+
+def _decoded(record: bytes | None) -> App | None:
     try:
         return None if record is None else _DECODER.decode(record)
     except msgspec.DecodeError:

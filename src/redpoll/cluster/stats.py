@@ -1,6 +1,7 @@
 """Each worker's counters, in Redis for 15 s, so that control can show its own workers and those of other machines."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
@@ -13,7 +14,7 @@ from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.values import WorkerId
 from redpoll.loop.slices import walk
 
-__all__ = ["Stats"]
+__all__ = ["MAX_HANG_S", "Stats"]
 
 _LIFETIME_S: Final = 15
 # Apps in the counters that every node reads. There may be a hundred thousand apps.
@@ -21,7 +22,7 @@ _MAX_APPS: Final = 100
 # Those of all apps are written in parts of this many apps, because a reader decodes them in slices.
 _APPS_OF_PART: Final = 100
 # A worker that hangs is killed after 30 s (cluster/membership/README.md "Dead workers").
-_MAX_HANG_S: Final = 35
+MAX_HANG_S: Final = 35
 _decode_parts: Final = msgspec.json.Decoder(tuple[str, list[msgspec.Raw]]).decode
 _decode_part: Final = msgspec.json.Decoder(dict[str, list[int]]).decode
 
@@ -52,12 +53,12 @@ class Stats:
         ):
             self._link.call(b"SET", name, msgspec.json.encode((w, value)), b"EX", _LIFETIME_S)
 
-    async def silent_s(self, w: str, dead_s: float) -> float:
-        """For how long this worker, which doesn't answer or died within the last `dead_s`, may have sent its clients
-        nothing: since it last wrote. If that was too long ago, it may have hung until it was killed. Raises LinkDown or
-        hiredis.ReplyError."""
+    async def silent_s(self, w: str) -> float:
+        """For how long this worker, which doesn't answer or is dead, may have sent its clients nothing: since it last
+        wrote. If that was too long ago, it is infinite: the worker may have hung, at most for MAX_HANG_S until it was
+        killed. Raises LinkDown or hiredis.ReplyError."""
         left_ms = await self._link.ask(b"PTTL", self._keys.stats(WorkerId.parse(w).process_name))
-        return _LIFETIME_S - left_ms / 1000 if left_ms >= 0 else dead_s + _MAX_HANG_S
+        return _LIFETIME_S - left_ms / 1000 if left_ms >= 0 else math.inf
 
     async def read(
         self, own: Iterable[str], others: Iterable[str] = (), *, within_s: float | None = None

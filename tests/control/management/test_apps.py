@@ -6,7 +6,7 @@ import copy
 import json
 import sqlite3
 
-from redpoll.cluster.directory import read_app
+from redpoll.cluster.directory import read_apps
 from redpoll.store import apps as app_rows
 
 
@@ -29,7 +29,7 @@ async def test_new_app_is_shown_with_its_secrets_once_and_works_at_once(manager,
     shown = await manager("GET", f"/{app['id']}")
     assert shown.headers["etag"] == created.headers["etag"]
     assert shown.json()["keys"] == [{**key, "secret": f"{key['secret'][:4]}****"}]
-    assert await read_app(plane.plane.link, plane.plane.cluster.keys, app["id"]) == manager.records.apps[app["id"]]
+    assert await read_apps(plane.plane.link, plane.plane.cluster.keys, [app["id"]]) == [manager.records.apps[app["id"]]]
     assert audit()[-1][:4] == (f"token {manager.token.id} platform", "app create", app["id"], "Shop")
 
 
@@ -171,7 +171,7 @@ async def test_deleted_app_takes_everything_with_it_but_the_logs(manager, plane,
     assert (deleted.status, deleted.body) == (204, b"")
     assert "3" not in records.apps
     assert "278d425bdf160c739803" not in records.by_key
-    assert await read_app(plane.plane.link, plane.plane.cluster.keys, "3") is None
+    assert await read_apps(plane.plane.link, plane.plane.cluster.keys, ["3"]) == [None]
     assert (await plane.trigger()).status == 401
     bearer = {"Authorization": f"Bearer {token.json()['token']}"}
     assert (await plane.ask("GET", "/apps/3/channels", headers=bearer)).json()["code"] == "unauthorized"

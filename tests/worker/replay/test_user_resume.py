@@ -9,6 +9,7 @@ import redis as redis_py
 from helpers.proxy import Proxy
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.scripts import HOLD, RESUME_POINT
 from redpoll.worker.replay.user_resume import ResumeTimings
 
 PING = "pusher:ping"
@@ -171,6 +172,32 @@ class TestSignedInUsers:
             await got_all(again, range(2, 5))
             await again.nothing_more()
             assert len(one.hub.open_connections) == 1
+
+    @pytest.mark.parametrize("at_another_worker", [False, True])
+    async def test_an_old_connection_that_ends_when_it_is_pinged_counts(self, resuming, at_another_worker):
+        """Its machine has begun anew, and answers the ping with a reset."""
+        one, other = await two_workers(resuming)
+        with Proxy(("127.0.0.1", one.port)) as proxy:
+            client = await client_through(proxy, resuming, one)
+            await client.sign_in("7")
+            await client.subscribe("news")
+            await resuming.publish_numbers("news", range(2))
+            await client.events(2)
+            proxy.stall()
+            await resuming.publish_numbers("news", range(2, 5))
+            (old,) = one.hub.open_connections
+            ping = one.janitor.ping
+
+            async def ping_and_reset(connections, *more):
+                if old in connections:
+                    asyncio.get_running_loop().call_soon(old.abort)
+                return await ping(connections, *more)
+
+            one.janitor.ping = ping_and_reset
+            again = await resuming.client(other if at_another_worker else one)
+            await again.sign_in("7")
+            await again.subscribe("news")
+            await got_all(again, range(2, 5))
 
     @pytest.mark.parametrize("as_member", [False, True])
     async def test_a_worker_that_was_killed_and_is_still_listed_counts(self, resuming, client_of_redis, as_member):
@@ -378,27 +405,38 @@ class TestThePoint:
         await again.subscribe("news")
         assert numbers(await again.events(3)) == [0, 1, 2]
 
-    async def test_it_is_written_although_redis_breaks_while_it_is_asked(self, resuming):
-        """The link breaks with each question under way: that for the time, and then the point itself."""
+    async def test_it_is_written_although_redis_breaks_meanwhile(self, resuming):
         worker = await resuming.start()
         client = await resuming.client(worker)
         await client.sign_in("7")
-        link = worker.link
-        ask, ask_all, left = link.ask, link.ask_all, [b"TIME", b"SET"]
+        link, writes = worker.link, []
+        run = link.run
 
-        async def break_once(name, asking):
-            asked = asyncio.ensure_future(asking)
-            if name in left:
-                left.remove(name)
-                await asyncio.sleep(0)
-                link.drop("for the test")
-            return await asked
+        def run_and_break(script, *call):
+            run(script, *call)
+            if script is RESUME_POINT:
+                writes.append(script)
+                if len(writes) == 1:
+                    link.drop("for the test")
 
-        link.ask = lambda *command: break_once(command[0], ask(*command))
-        link.ask_all = lambda commands: break_once(commands[0][0], ask_all(commands))
+        link.run = run_and_break
         await cut(resuming, worker, client)
         await point_written(resuming, "7")
-        assert not left
+        assert len(writes) == 2
+
+    async def test_redis_has_it_before_the_worker_lets_go_of_the_user(self, resuming):
+        worker = await resuming.start()
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await client.subscribe("presence-p", {"user_id": "m"})
+        await resuming.settled(worker, lambda: not worker.registry.sync.in_flight)
+        run, scripts = worker.link.run, []
+        worker.link.run = lambda script, *call: (scripts.append(script), run(script, *call))
+        await cut(resuming, worker, client)
+        await point_written(resuming, "7")
+        await resuming.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
+        assert scripts[:2] == [RESUME_POINT, RESUME_POINT]
+        assert HOLD in scripts[2:]
 
     async def test_apps_without_it_pay_nothing(self, bench):
         worker = await bench.start()

@@ -320,8 +320,7 @@ class Reaper:
 
     async def _release(self, keys: Keys, w: str, fields: Sequence[tuple[str, str]], apps: AppsOfDead) -> None:
         # Fields are `app:channel`, each with its kind.
-        for app_id in {field.partition(":")[0] for field, _ in fields}:
-            await apps.read(app_id)
+        await apps.read({field.partition(":")[0] for field, _ in fields})
         signed_in = [field.partition(":" + user_pseudo("")) for field, kind in fields if kind == SIGNED_IN]
         await apps.users_leave([(app_id, user) for app_id, _, user in signed_in])
         members = [field for field, kind in fields if kind == PRESENCE]

@@ -35,6 +35,7 @@ __all__ = [
     "REGISTER",
     "RESERVE",
     "RESTATE",
+    "RESUME_POINT",
     "SPEND",
     "STALE",
     "UNKEPT",
@@ -95,6 +96,7 @@ LEAD: Final = Script("lead")
 FORGET_NODE: Final = Script("forget_node")
 RATE: Final = Script("rate")
 RESTATE: Final = Script("restate")
+RESUME_POINT: Final = Script("resume_point")
 WRITE: Final = Script("write")
 
 ALL: Final = (
@@ -119,5 +121,6 @@ ALL: Final = (
     FORGET_NODE,
     RATE,
     RESTATE,
+    RESUME_POINT,
     WRITE,
 )

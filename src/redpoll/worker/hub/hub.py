@@ -218,25 +218,14 @@ class Hub:
         if connection.overrun:
             self.tracing.dropped(session.app.id, session.socket_id, connection)
         self.joins.stop(connection)
-        if session.app.user_resume_s:
-            self._note_waiting(connection)
-        # Whatever fails for one channel or part, the others release the connection too.
-        for number, (channel, membership) in enumerate(list(session.channels.items())):
-            try:
-                if number < _MAX_LEFT_AT_ONCE:
-                    self._leave(connection, channel, membership.user_id)
-                elif self._detach(connection, channel):
-                    self._leaving.append((session.app.id, channel, membership.user_id))
-            except Exception as fault:
-                connection.report(fault)
-        session.channels.clear()
-        if self._leaving:
-            self._leave_slices.start()
+        # Whatever fails for one part, the others release the connection too. User resume comes before the leaves: who
+        # looks for the user asks for holders first.
         for closed in (
+            self.user_resume.closed,
+            self._leave_all,
             self.users.closed,
             self.history_requests.closed,
             self.replayer.closed,
-            self.user_resume.closed,
             self.writable_signal.closed,
         ):
             try:
@@ -245,17 +234,19 @@ class Hub:
                 connection.report(fault)
         self.registry.connection_limit.depart(session.app.id)
 
-    def _note_waiting(self, connection: Connection) -> None:
-        """Tell user resume since when events of channels with a rate have been waiting for a connection that closed."""
-        app_id = connection.session.app.id
-        since: list[float] = []
-        for channel in connection.session.channels:
-            local_channel = self.registry.local_channel(app_id, channel)
-            audience: Channel | None = local_channel.audience if local_channel is not None else None
-            waits_since = audience.waits_since(connection) if audience is not None else None
-            since += [] if waits_since is None else [waits_since]
-        if since:
-            self.user_resume.closes(connection, min(since))
+    def _leave_all(self, connection: Connection) -> None:
+        channels, app_id = connection.session.channels, connection.session.app.id
+        for number, (channel, membership) in enumerate(list(channels.items())):
+            try:
+                if number < _MAX_LEFT_AT_ONCE:
+                    self._leave(connection, channel, membership.user_id)
+                elif self._detach(connection, channel):
+                    self._leaving.append((app_id, channel, membership.user_id))
+            except Exception as fault:
+                connection.report(fault)
+        channels.clear()
+        if self._leaving:
+            self._leave_slices.start()
 
     def _leave_some(self) -> bool:
         if not self._leaving:

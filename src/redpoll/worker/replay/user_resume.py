@@ -11,7 +11,7 @@ need this.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +26,8 @@ from redpoll.cluster.questions import SilenceOfUser, UserSilent, publication
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
 from redpoll.cluster.redis.values import MemberEntry
-from redpoll.cluster.stats import Stats
+from redpoll.cluster.resume_points import ResumePoint, ResumePoints
+from redpoll.cluster.stats import MAX_HANG_S, Stats
 from redpoll.protocol.apps import App
 from redpoll.worker.replay.attached_offsets import AttachedOffsets
 from redpoll.worker.replay.returned import Returned
@@ -106,6 +107,7 @@ class UserResume:
         self._registry = registry
         self._link = link
         self._keys = keys
+        self._points = ResumePoints(link, keys)
         self._stats = Stats(link, keys)
         self._janitor = janitor
         # Connections by app and user, users by connection, and what is known of their return.
@@ -115,8 +117,8 @@ class UserResume:
         self._returned: dict[Connection, Returned] = {}
         # Since when a connection has had unsent bytes, as far as the sweeps saw.
         self._unsent_since: dict[Connection, float] = {}
-        # Of connections that close now: since when events of channels with a rate waited for them.
-        self._waited_since: dict[Connection, float] = {}
+        # By app and user: when connections that closed last worked, by the loop's time, until Redis has their points.
+        self._unwritten: dict[tuple[str, str], list[float]] = {}
         # A connection's user may become known after it subscribed; no longer than `user_resume_s` is waited for that.
         self._attached = AttachedOffsets()
         # The present round of looks: the connections that are left, how many a part has, when the round began, and how
@@ -178,21 +180,18 @@ class UserResume:
             self._attached.note(connection, local_channel.channel, offset, seconds, now)
             self._sweep_later()
 
-    def closes(self, connection: Connection, waited_since: float) -> None:
-        """`closed` will be called. Events have been waiting for the connection since then, by the loop's time."""
-        self._waited_since[connection] = waited_since
-
     def closed(self, connection: Connection) -> None:
-        """Write to Redis when bytes last came from the user's connection."""
+        """Write to Redis when bytes last came from the user's connection. Call it before the connection leaves its
+        channels: who looks for the user finds it among the holders, or finds the point."""
         self._attached.close(connection)
         age_s = self._age_s(connection)
-        waited_since = self._waited_since.pop(connection, None)
-        if waited_since is not None:
-            age_s = max(age_s, asyncio.get_running_loop().time() - waited_since)
         users = self._remove(connection)
         app = connection.session.app
         if users and app.user_resume_s:
-            self._spawn(self._write_point(app, users, age_s))
+            heard_at = min(asyncio.get_running_loop().time() - age_s, self._waited_since(connection))
+            for user in users:
+                self._unwritten.setdefault((app.id, user), []).append(heard_at)
+            self._spawn(self._write_points(app, users, heard_at, self._write(app, users, heard_at)))
 
     def switch(self, connection: Connection) -> None:
         """`user_resume_s` was turned on or off in the app of this open connection."""
@@ -277,6 +276,13 @@ class UserResume:
             return self._janitor.silent_s(connection)
         return max(self._janitor.silent_s(connection), asyncio.get_running_loop().time() - since)
 
+    def _waited_since(self, connection: Connection) -> float:
+        """Since when events of channels with a rate have been waiting for the connection, by the loop's time."""
+        app_id = connection.session.app.id
+        found = (self._registry.local_channel(app_id, channel) for channel in connection.session.channels)
+        waits = (local.audience.waits_since(connection) for local in found if local and local.audience is not None)
+        return min((since for since in waits if since is not None), default=math.inf)
+
     # -- a user returns ------------------------------------------------------------------------------------
 
     async def _look_up(self, connection: Connection, user: str, channel: str | None, returned: Returned) -> None:
@@ -299,37 +305,35 @@ class UserResume:
 
     async def _find_point(self, connection: Connection, user: str, channel: str | None) -> tuple[int | None, float]:
         app, keys, link = connection.session.app, self._keys, self._link
-        written_key = keys.resumed(app.id, user)
         members = keys.members(app.id, channel) if channel is not None else None
-        # The holders first: the reaper writes the point, and then removes the dead worker from them. They aren't asked
-        # together, because a Redis Cluster may have the two in different masters.
-        holders, member = await asyncio.gather(
+        now, holders, member = await asyncio.gather(
+            link.ask(b"TIME"),
             link.ask(b"HKEYS", keys.counts(app.id, f"%u:{user}")),
             link.ask(b"HGET", members, user) if members is not None else _no_reply(),
         )
-        now, written, ttl_ms = await link.ask_all([(b"TIME",), (b"GET", written_key), (b"PTTL", written_key)])
-        loop = asyncio.get_running_loop()
-        now_us = int(now[0]) * 1_000_000 + int(now[1])
-        points: list[int] = []
-        until = 0.0
-        if written is not None:
-            points.append(int(written))
-            until = loop.time() + ttl_ms / 1000
         names = (*holders, *MemberEntry.parse(member or b"").holders)
         workers = {name.decode() for name in names} - {self._registry.worker_id}
         others = self._latest(app.id, user, but=connection)
-        ages = await asyncio.gather(self._silence(others), self._ask(app, user, sorted(workers)))
-        for age_s in ages:
-            if age_s is not None:
-                points.append(now_us - round((age_s + self.timings.in_flight_s) * 1_000_000))
-                until = max(until, loop.time() + app.user_resume_s)
+        ages = await asyncio.gather(self._silence(app.id, user, others), self._ask(app, user, sorted(workers)))
+        loop = asyncio.get_running_loop()
+        now_us = int(now[0]) * 1_000_000 + int(now[1])
+        in_flight_s = self.timings.in_flight_s
+        points = [now_us - round((age_s + in_flight_s) * 1_000_000) for age_s in ages if age_s is not None]
+        until = loop.time() + app.user_resume_s if points else 0.0
+        # Last: a connection that ended before its worker was asked, or while it was, has its point there by now.
+        written = await self._points.read(app.id, user)
+        if written is not None:
+            points.append(written[0])
+            until = max(until, loop.time() + written[1])
         return min(points, default=None), until
 
-    async def _silence(self, connections: list[Connection]) -> float | None:
-        """Ping these connections of a user. Returns the longest silence of those that don't answer; None if all do,
-        as an open second tab does."""
+    async def _silence(self, app_id: str, user: str, connections: list[Connection]) -> float | None:
+        """Ping these connections of a user. Returns the longest silence of those that don't answer, and of those that
+        closed and whose points Redis hasn't yet; None if there are none, as with an open second tab."""
         silent = await self._janitor.ping(connections, _PING, self.timings.pong_s)
-        return max(map(self._age_s, silent), default=None)
+        now = asyncio.get_running_loop().time()
+        ages = [now - heard_at for heard_at in self._unwritten.get((app_id, user), ())]
+        return max((*ages, *map(self._age_s, silent)), default=None)
 
     async def _ask(self, app: App, user: str, workers: list[str]) -> float | None:
         """The longest silence of the user's connections on these workers, None if none is silent."""
@@ -346,12 +350,12 @@ class UserResume:
             pass
         finally:
             del self._questions[id_]
-        silences = (self._stats.silent_s(w, app.user_resume_s) for w in question.missing)
-        ages = (*question.ages, *await asyncio.gather(*silences))
+        silences = await asyncio.gather(*map(self._stats.silent_s, question.missing))
+        ages = (*question.ages, *(min(silent_s, app.user_resume_s + MAX_HANG_S) for silent_s in silences))
         return max((age_s for age_s in ages if age_s is not None), default=None)
 
     async def _answer(self, message: SilenceOfUser) -> None:
-        age_s = await self._silence(self._latest(message.app, message.user))
+        age_s = await self._silence(message.app, message.user, self._latest(message.app, message.user))
         self._link.call(*publication(self._keys, UserSilent(message.id, age_s, self._registry.worker_id)))
 
     def _replay_attached(self, connection: Connection, point: int) -> None:
@@ -365,22 +369,29 @@ class UserResume:
 
     # -- a user goes ---------------------------------------------------------------------------------------
 
-    async def _write_point(self, app: App, users: tuple[str, ...], age_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        heard_at = loop.time() - age_s - self.timings.in_flight_s
+    def _write(self, app: App, users: tuple[str, ...], heard_at: float) -> asyncio.Future[Any]:
+        ago_s = asyncio.get_running_loop().time() - heard_at + self.timings.in_flight_s
+        return self._points.write([ResumePoint(app.id, user, ago_s, app.user_resume_s) for user in users])
+
+    async def _write_points(
+        self, app: App, users: tuple[str, ...], heard_at: float, written: asyncio.Future[Any]
+    ) -> None:
         try:
             async with asyncio.timeout(app.user_resume_s):
                 while True:
-                    await self._link.wait_up()
-                    with contextlib.suppress(LinkDown):
-                        now = await self._link.ask(b"TIME")
-                        heard_us = round((loop.time() - heard_at) * 1_000_000)
-                        point = max(0, int(now[0]) * 1_000_000 + int(now[1]) - heard_us)
-                        names = [self._keys.resumed(app.id, user) for user in users]
-                        await self._link.ask_all([(b"SET", name, point, b"EX", app.user_resume_s) for name in names])
+                    try:
+                        await written
                         return
+                    except LinkDown:
+                        await self._link.wait_up()
+                        written = self._write(app, users, heard_at)
         except (TimeoutError, hiredis.ReplyError) as error:
             log.debug("resume point not written", app=app.id, reason=str(error) or "no answer")
+        finally:
+            for user in users:
+                self._unwritten[app.id, user].remove(heard_at)
+                if not self._unwritten[app.id, user]:
+                    del self._unwritten[app.id, user]
 
     # -- once a second, for each connection -----------------------------------------------------------------
 
