@@ -11,16 +11,16 @@ def flat(ready):
 def test_requests_in_order_are_delivered_at_once():
     order = SendOrder(1)
     assert [flat(order.take(number, [str(number)])) for number in (2, 3, 4)] == [["2"], ["3"], ["4"]]
-    assert order.gap is None
+    assert not order.waits(4)
 
 
 def test_overtaken_request_comes_first():
     order = SendOrder(1)
     assert order.take(4, ["4"]) == []
     assert order.take(3, ["3"]) == []
-    assert order.gap == 1
+    assert order.waits(3)
     assert flat(order.take(2, ["2"])) == ["2", "3", "4"]
-    assert order.gap is None
+    assert not order.waits(3)
 
 
 def test_numbers_of_streams_and_polls_are_no_gap():
@@ -39,6 +39,18 @@ def test_gap_that_never_fills_is_given_up():
     assert order.last == 5
     # A late one is delivered, not lost.
     assert flat(order.take(2, ["2"])) == ["2"]
+
+
+def test_only_gaps_before_a_number_are_given_up():
+    order = SendOrder(1)
+    for number in (3, 6, 8):
+        order.take(number, [str(number)])
+    assert flat(order.give_up(3)) == ["3"]
+    assert flat(order.take(5, ["5"])) == []
+    # What follows without a gap comes, too.
+    order.note(7)
+    assert flat(order.give_up(5)) == ["5", "6", "8"]
+    assert (order.give_up(5), order.last) == ([], 8)
 
 
 def test_repeated_request_is_delivered_once():

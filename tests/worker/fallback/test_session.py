@@ -11,6 +11,23 @@ from redpoll.worker.fallback.session import REOPENED_AFTER_UNITS, Session, Sessi
 KEY = "278d425bdf160c739803"
 
 
+class Poll:
+    polls = True
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.is_over = False
+
+    def begin(self) -> None:
+        pass
+
+    def write(self, lines) -> None:
+        self.text += lines.text
+
+    def end(self) -> None:
+        self.is_over = True
+
+
 def text(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big") + b"x" * size
 
@@ -50,6 +67,23 @@ async def test_nothing_is_written_beyond_what_a_client_reads_of_a_stream(bench):
     assert (await reader.read()).endswith(b"0\r\n\r\n")
     for one in (writer, other):
         one.close()
+
+
+async def test_session_counts_all_that_a_client_reads_of_its_first_stream(bench):
+    """It left the `o` out: its client left a stream that the session still used, and the session ended."""
+    worker = await bench.start()
+    path = FallbackSocket([("127.0.0.1", worker.port)], KEY).path("xhr_streaming", "protocol=7")
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port, limit=2**22)
+    # Its response has no chunks, so all bytes after the head are what a page reads.
+    writer.write(f"POST {path} HTTP/1.0\r\nHost: x\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    read = len(await reader.readuntil(b"connection_established")) + len(await reader.readuntil(b"\n"))
+    (session,) = worker.fallback.sessions.by_name.values()
+    line = REOPENED_AFTER_UNITS + 1 - read
+    session.connection.send(text(line - len('a[""]\n')))
+    await reader.readexactly(line)
+    assert session.outlet is None
+    writer.close()
 
 
 async def test_messages_wait_for_earlier_ones_of_the_page(bench, monkeypatch):
@@ -111,25 +145,37 @@ async def test_gap_is_waited_for_as_long_as_each_before_it(bench, monkeypatch):
     assert len(timers) == 4
 
 
+async def test_poll_that_overtakes_the_first_messages_leaves_them_their_order(bench, monkeypatch):
+    """A subscribe, an unsubscribe and a subscribe ended without the subscription."""
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)
+    worker = await bench.start()
+    await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7&n=1")
+    (session,) = worker.fallback.sessions.by_name.values()
+    delivered = []
+    monkeypatch.setattr(Session, "_deliver", lambda _, ready: delivered.extend(ready))
+    session.attach(Poll(), 5)
+    for number in (2, 4, 3):
+        session.bring(number, b'["%d"]' % number)
+    assert delivered == [["2"], ["3"], ["4"]]
+
+
+async def test_messages_do_not_wait_for_requests_that_a_poll_has_waited_for(bench, monkeypatch):
+    """Other sessions of the page use numbers of the same row: each message waited for a second."""
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 0.0)
+    worker = await bench.start()
+    await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7&n=1")
+    (session,) = worker.fallback.sessions.by_name.values()
+    delivered = []
+    monkeypatch.setattr(Session, "_deliver", lambda _, ready: delivered.extend(ready))
+    session.attach(Poll(), 5)
+    await bench.settled(worker, lambda: session._order.last == 5)
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)
+    session.bring(6, b'["6"]')
+    assert delivered == [["6"]]
+
+
 async def test_poll_that_comes_while_a_session_closes_gets_everything_in_order(bench):
     """It got the newest messages, and the ones before them were lost."""
-
-    class Poll:
-        polls = True
-
-        def __init__(self) -> None:
-            self.text = b""
-            self.is_over = False
-
-        def begin(self) -> None:
-            pass
-
-        def write(self, lines) -> None:
-            self.text += lines.text
-
-        def end(self) -> None:
-            self.is_over = True
-
     worker = await bench.start()
     await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7")
     (session,) = worker.fallback.sessions.by_name.values()

@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import websockets
 
+from redpoll._engine import CLOSED, CLOSING, OPEN
+from redpoll._fanout import Flusher, Sink
 from redpoll.cluster.questions import CloseSocket, Question, TerminateUser
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import Survey
+from redpoll.worker.hub.removed import Removed
+from redpoll.worker.hub.users import Users
 
 SUCCEEDED = "pusher_internal:subscription_succeeded"
 ADDED = "pusher_internal:member_added"
@@ -175,6 +180,50 @@ class TestClosingASocket:
         for app, socket in (("2", client.socket_id), ("1", "1.2"), ("1", "nonsense"), ("1", "²."), ("1", "")):
             assert await ask(bench, CloseSocket(app, socket)) == {worker.registry.worker_id: 0}
         await client.nothing_more()
+
+
+class Guest(Sink):
+    """A connection of a user who has many; it takes a moment to close."""
+
+    state = OPEN
+
+    def __init__(self, flusher: Flusher, close) -> None:
+        super().__init__(flusher)
+        app = SimpleNamespace(id="1", watchlist=False)
+        self.session = SimpleNamespace(app=app, user_id="guest")
+        self.close = close
+
+    def shut(self, code: int, message: str) -> None:
+        assert self.state == OPEN
+        self.state = CLOSING
+        self.close(self)
+
+
+async def test_others_are_served_while_a_user_with_many_connections_is_terminated(monkeypatch, wait_until):
+    """Every other client of the worker waited until the last one was closed."""
+    now, closed = 0.0, []
+    monkeypatch.setattr("redpoll.loop.slices.monotonic", lambda: now)
+
+    def close(guest: Guest) -> None:
+        nonlocal now
+        now += 0.001
+        closed.append(guest)
+        users.closed(guest)
+
+    flusher = Flusher(lambda: None)
+    signed_in = SimpleNamespace(sign_in=lambda app, user: None, sign_out=lambda app, user: None)
+    users = Users(flusher, SimpleNamespace(online=None, signed_in=signed_in), Removed())
+    guests = [Guest(flusher, close) for _ in range(300)]
+    for guest in guests:
+        users.signed_in(guest, "guest", ())
+    assert users.terminate("1", "guest") == 300
+    assert 0 < len(closed) < 300
+    # This one ends by itself meanwhile.
+    ended = next(guest for guest in reversed(guests) if guest not in closed)
+    ended.state = CLOSED
+    users.closed(ended)
+    await wait_until(lambda: len(closed) == 299)
+    assert len(users) == 0
 
 
 async def test_terminating_a_closing_connection_does_nothing(bench):

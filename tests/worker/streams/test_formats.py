@@ -36,6 +36,23 @@ def test_messages_are_those_of_the_history():
     assert as_json([], False) == b"[]"
 
 
+def test_data_alone_may_have_half_a_surrogate_pair():
+    """JSON.stringify writes it if a text was cut within a character."""
+    data = [
+        b'{"delta":\n"\\ud83d"}',
+        b'["\\uDE00", "\\ud83d\\ude00", "\\\\ud83d"]',
+        b'{"delta": "\\ud83d',
+        b'{"delta":\t"\\ud83d", "a": NaN}',
+    ]
+    assert json.loads(as_json([Message(1, 0, b"n", each) for each in data], True)) == [
+        {"delta": "\ud83d"},
+        ["\ude00", "\U0001f600", "\\ud83d"],
+        data[2].decode(),
+        data[3].decode(),
+    ]
+    assert as_json([Message(1, 0, b"n", data[0])], True) == b'[{"delta": "\\ud83d"}]'
+
+
 def test_data_alone_is_json_or_a_string():
     data = [b'{"a":\n [1, 2]}', b"7", b"hello", b'{"broken"', b"", b"[" * 5_000, b'"\xc3\xa9"']
     text = as_json([Message(1, 0, b"n", each) for each in data], True)

@@ -1,7 +1,9 @@
 """How long clients read, how many may, and where they go when the server drains."""
 
 import asyncio
+import itertools
 import json
+import math
 import time
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 from helpers.reading import EVENTS, Reading, keep, read_token
 from helpers.server import Server
 from helpers.wire import Api
-from redpoll._fanout import Flusher
+from redpoll._fanout import Flusher, Sink
 from redpoll.cli import main
 from redpoll.cluster.envelopes import event_envelope
 from redpoll.cluster.lifecycle import Life, Lifecycle
@@ -20,7 +22,7 @@ from redpoll.protocol.errors import ApiError
 from redpoll.protocol.grants import Grant, RevokedGrants
 from redpoll.protocol.streams import Live
 from redpoll.worker.streams import streams as module
-from redpoll.worker.streams.formats import STREAM_S
+from redpoll.worker.streams.formats import KEEP_ALIVE_S, STREAM_S
 from redpoll.worker.streams.streams import POLL_S, Streams
 
 # -- in a whole server -------------------------------------------------------------------------------------------
@@ -143,13 +145,14 @@ class Table:
         self.ready = True
         self.waits: list[float] = []
         self.begun: list[str] = []
+        self.flusher = Flusher(lambda: None)
         history = SimpleNamespace(begin=lambda app, channel, rule, done: self.begun.append(channel))
         registry = SimpleNamespace(history=history, listening=self.listening)
         self.grants = RevokedGrants(lambda: 1_000.0)
         hub = SimpleNamespace(
             registry=registry,
             admission=None,
-            flusher=Flusher(lambda: None),
+            flusher=self.flusher,
             sent=lambda *sent: None,
             revoked_grants=self.grants,
         )
@@ -324,10 +327,49 @@ async def test_history_of_old_messages_lives_on_while_somebody_reads_it(table):
     assert table.begun == ["c"]
 
 
+class TimedForm:
+    """How a stream is written, and when something was."""
+
+    def __init__(self, clock) -> None:
+        self.times = [clock()]
+        self.clock = clock
+
+    def written(self, batch, now_s: float) -> bytes:
+        self.times.append(self.clock())
+        return b"event"
+
+    def keep_alive(self) -> bytes:
+        return self.written(None, 0.0)
+
+
+@pytest.mark.parametrize("second", range(15, 20))
+async def test_no_stream_is_silent_for_longer_than_is_promised(table, monkeypatch, second):
+    """An event just after a look put the comment off, for up to 30 s."""
+    loop = asyncio.get_running_loop()
+    now = float(math.ceil(loop.time()))
+    monkeypatch.setattr(loop, "time", lambda: now)
+    tail = table.streams.tail_of("1", "c")
+    tail.subscribed()
+    reader, form = Client(), TimedForm(loop.time)
+    reader.form, reader.stream = form, Sink(table.flusher)
+    tail.readers[reader] = None
+    tail.join(reader, "e", 5, form)
+    for passed in range(60):
+        if passed == second:
+            tail.pushed(event_envelope("n", "1", offset=6, prev=5))
+        now += 1
+        if passed % module._TICK_S == 0:
+            table.streams.close()
+            table.streams._tick()
+            while table.streams._unseen:
+                await asyncio.sleep(0)
+    silences = [after - before for before, after in itertools.pairwise((*form.times, now))]
+    assert max(silences) <= KEEP_ALIVE_S
+
+
 async def test_tails_are_looked_at_in_slices(table, wait_until, monkeypatch):
     """Other clients waited until all tails had written their keep-alives."""
     monkeypatch.setattr(module, "_TICK_S", 0.001)
-    monkeypatch.setattr(module, "_KEEP_ALIVE_TICKS", 1)
     clock = iter(range(1_000_000))
     table.streams._looks.clock = lambda: next(clock)
     looks: list[int] = []
@@ -341,7 +383,7 @@ async def test_tails_are_looked_at_in_slices(table, wait_until, monkeypatch):
     for n in range(20):
         tail = table.streams.tail_of("1", f"c{n}")
         tail.readers[Client()] = None
-        tail.keep_alive = lambda: looks.append(passes)
+        tail.keep_alive = lambda quiet_s: looks.append(passes)
     asyncio.get_running_loop().call_soon(count)
     await wait_until(lambda: len(looks) >= 20)
     assert len(set(looks[:20])) == 20

@@ -100,6 +100,23 @@ async def test_first_reader_places_the_tail_and_gets_what_comes(table):
     assert table.history.asked == []
 
 
+async def test_page_that_was_asked_for_before_the_subscription_does_not_place_the_tail(table):
+    """A message that was published between them came to nobody, and long polls got 204 without it."""
+    table.tail.lost()
+    early, waiting = Poll(), table.join(5)
+    table.tail.readers[early] = None
+    table.tail.subscribed()
+    table.tail.join(early, "e", 5, None)
+    await settle()
+    assert (table.tail.state, early.reads, waiting.reads) == (TailState.UNPLACED, 1, 1)
+    # Their next pages were asked for after it.
+    table.tail.join(early, "e", 6, None)
+    assert table.tail.after("e", 6) == []
+    table.tail.join(waiting, "e", 6, None)
+    table.push(7)
+    assert (early.got, waiting.got) == ([7], [7])
+
+
 async def test_poll_is_answered_once(table):
     poll = table.join(5)
     table.push(6)

@@ -34,14 +34,13 @@ class SendOrder:
         self._bytes = 0
         self._done: deque[int] = deque(maxlen=_MAX_DONE)
 
-    @property
-    def gap(self) -> int | None:
-        """The number before the gap for which messages wait; None: none wait."""
-        return self.last if self._bytes else None
+    def waits(self, number: int) -> bool:
+        """The request with this number came, and an earlier one hasn't."""
+        return number in self._ahead
 
-    def note(self, number: int) -> list[Messages]:
+    def note(self, number: int | None) -> list[Messages]:
         """A request without messages has this number. Returns what may be delivered now."""
-        if number > self.last:
+        if number is not None and number > self.last:
             self._ahead.setdefault(number, None)
         return self._advance()
 
@@ -61,11 +60,13 @@ class SendOrder:
             return self.give_up()
         return self._advance()
 
-    def give_up(self) -> list[Messages]:
-        """What waits, in order; the gaps are waited for no longer."""
-        self.last = max(self._ahead, default=self.last)
-        ready = [self._deliver(number) for number in sorted(self._ahead)]
-        return [messages for messages in ready if messages is not None]
+    def give_up(self, until: int | None = None) -> list[Messages]:
+        """Wait no longer for requests before the number `until`; None: for any. Returns what may be delivered now."""
+        if until is None:
+            until = max(self._ahead, default=self.last)
+        self.last = max(self.last, until)
+        ready = [self._deliver(number) for number in sorted(self._ahead) if number <= until]
+        return [messages for messages in ready if messages is not None] + self._advance()
 
     def _advance(self) -> list[Messages]:
         ready: list[Messages] = []

@@ -112,7 +112,6 @@ class Session(asyncio.Transport):
         "connection",
         "kind",
         "name",
-        "number",
         "outlet",
         "owner",
         "renewed_at",
@@ -127,8 +126,6 @@ class Session(asyncio.Transport):
         self.state = SessionState.ASKING
         self.connection = FallbackConnection(owner.gate, self)
         self.kind = "xhr"
-        # The greatest `n` of a stream or poll.
-        self.number = 0
         self.outlet: Outlet | None = None
         self.renewed_at = 0.0
         # What a closed session has for the next poll.
@@ -138,6 +135,7 @@ class Session(asyncio.Transport):
         self._units = 0
         # A poll that is answered at the end of this pass of the loop.
         self._ending: Outlet | None = None
+        # Of the requests since the one that opened it.
         self._order: SendOrder | None = None
         # While no client is read (timers/backpressure.py), messages wait here.
         self._reading = True
@@ -152,9 +150,11 @@ class Session(asyncio.Transport):
         """It is a connection from now on, and this is its first stream or poll."""
         self.state = SessionState.OPEN
         self.connection.open_on(self)
+        self._order = SendOrder(number or 0)
         self._take(outlet, number)
         # Not by `_write`: the greeting comes next, and a poll gets both.
         outlet.write(OPEN)
+        self._units += OPEN.units
 
     def attach(self, outlet: Outlet, number: int | None) -> None:
         """A stream or poll waits. It takes the place of one that is there."""
@@ -179,12 +179,7 @@ class Session(asyncio.Transport):
         self._units = PRELUDE.units
         self.owner.attached(self)
         outlet.begin()
-        if number is not None and number > self.number:
-            self.number = number
-            if self._order is not None:
-                before = self._order.gap
-                self._deliver(self._order.note(number))
-                self._wait_for_gap(before)
+        self._put_in_order(number, None)
 
     def left(self, outlet: Outlet) -> None:
         """The client of a stream or poll has gone. pusher-js doesn't come back, unless it was to open the stream
@@ -198,12 +193,8 @@ class Session(asyncio.Transport):
         if self.state is not SessionState.OPEN:
             return 404
         messages = _messages_of(body)
-        if self._order is None:
-            self._order = SendOrder(self.number)
-        before = self._order.gap
-        if not messages and number is not None:
-            self._deliver(self._order.note(number))
-            self._wait_for_gap(before)
+        if not messages:
+            self._put_in_order(number, None)
         if messages is None:
             # As a message that is no JSON: pusher-js doesn't look at the status.
             if self.connection.state == CONNECTION_OPEN:
@@ -215,19 +206,24 @@ class Session(asyncio.Transport):
         if len(self._held) >= _MAX_MESSAGES:
             self._has_refused = True
             return 503
-        self._deliver(self._order.take(number, messages))
-        self._wait_for_gap(before)
+        self._put_in_order(number, messages)
         return 204
 
-    def _wait_for_gap(self, before: int | None) -> None:
-        """A request was taken, which may have ended the session. Until then messages waited for the gap `before`."""
-        gap = None if self._order is None else self._order.gap
-        if gap is not None and gap != before:
-            asyncio.get_running_loop().call_later(_GAP_S, self._gap_over, gap)
+    def _put_in_order(self, number: int | None, messages: Messages | None) -> None:
+        """A request came, perhaps with messages. They are delivered after those of earlier requests, which are waited
+        for if they haven't come."""
+        order = self._order
+        if order is None:
+            return
+        ready = order.take(number, messages) if messages else order.note(number)
+        if number is not None and order.waits(number):
+            asyncio.get_running_loop().call_later(_GAP_S, self._gap_over, number)
+        self._deliver(ready)
 
-    def _gap_over(self, gap: int) -> None:
-        if self._order is not None and self._order.gap == gap and self.state is SessionState.OPEN:
-            self._deliver(self._order.give_up())
+    def _gap_over(self, number: int) -> None:
+        """Requests before this number have been waited for long enough."""
+        if self._order is not None and self.state is SessionState.OPEN:
+            self._deliver(self._order.give_up(number))
 
     def _deliver(self, ready: list[Messages]) -> None:
         connection = self.connection

@@ -11,8 +11,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from redpoll import _frame
+from redpoll import _engine, _frame
 from redpoll._fanout import Audience, Flusher
+from redpoll.loop.slices import Slices
 from redpoll.protocol.apps import App
 from redpoll.protocol.errors import Code
 from redpoll.protocol.users import TERMINATED
@@ -110,8 +111,19 @@ class Users:
 
     def terminate(self, app_id: str, user_id: str) -> int:
         """Close the connections that are signed in as this user (protocol/README.md "Users and watchlists"). Returns
-        their number. Presence members with that id are not affected."""
-        connections = list(self._connections.get((app_id, user_id), ()))
-        for connection in connections:
-            connection.shut(Code.UNAUTHORIZED, TERMINATED)
-        return len(connections)
+        their number. Presence members with that id are not affected.
+
+        An app may sign in all its guests as one user, so only a slice of them is closed within this call.
+        """
+        connections = deque(self._connections.get((app_id, user_id), ()))
+        count = len(connections)
+
+        def close_one() -> bool:
+            if connections:
+                connection = connections.popleft()
+                if connection.state == _engine.OPEN:
+                    connection.shut(Code.UNAUTHORIZED, TERMINATED)
+            return bool(connections)
+
+        Slices(close_one).run()
+        return count

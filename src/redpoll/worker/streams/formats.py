@@ -35,7 +35,7 @@ _encode: Final = msgspec.json.Encoder().encode
 # A stream ends after about this time (section 10.2 of the protocol).
 STREAM_S: Final = 60.0
 _SPREAD: Final = 0.15
-# A comment: proxies and clients see that the connection is alive. It is written after about so long without events.
+# A comment: proxies and clients see that the connection is alive. On streams without events, at least one in this time.
 KEEP_ALIVE: Final = b":\n\n"
 KEEP_ALIVE_S: Final = 15.0
 # EventSource reconnects after this time, instead of the browser's 3 to 5 s: streams end once a minute.
@@ -43,6 +43,8 @@ _RETRY: Final = b"retry: 1000\n\n"
 # The event after which an EventSource is to be closed. Names that begin so can't be published.
 _ENDED_EVENT: Final = "pusher:end"
 _ERROR_EVENT: Final = "pusher:error"
+# JSON may name half of such a pair alone, as JSON.stringify does; msgspec takes that for a fault.
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _LINE_BREAK: Final = re.compile(rb"\r\n|\r|\n")
 
 
@@ -156,10 +158,21 @@ def as_json(messages: Iterable[Message], data_only: bool) -> bytes:
 
 
 def _data_of(message: Message) -> bytes:
+    json = _in_one_line(message.data)
+    if json is None:
+        without_halves, surrogates = _SURROGATE.subn(rb"\\u0020", message.data)
+        if surrogates and _in_one_line(without_halves) is not None:
+            # In JSON, line breaks are only between tokens.
+            json = _LINE_BREAK.sub(b" ", message.data)
+    return _encode(message.data.decode()) if json is None else json
+
+
+def _in_one_line(data: bytes) -> bytes | None:
+    """None: it isn't JSON."""
     try:
-        return msgspec.json.format(message.data, indent=-1)
+        return msgspec.json.format(data, indent=-1)
     except (msgspec.DecodeError, RecursionError):
-        return _encode(message.data.decode())
+        return None
 
 
 def _events_of(batch: Batch) -> bytes:

@@ -35,8 +35,8 @@ _GRANT_MARGIN_S: Final = 0.5
 # A tail without readers stays for those who come again.
 _LINGER_S: Final = 10.0
 _TICK_S: Final = 5.0
-# On streams without events something is written this often, in ticks.
-_KEEP_ALIVE_TICKS: Final = round(KEEP_ALIVE_S / _TICK_S)
+# After this time without events a stream gets a comment now, because the next tick may be too late.
+_QUIET_S: Final = KEEP_ALIVE_S - _TICK_S
 # A history in which nothing was published expires after 5 min, others a day after their messages.
 _BEGIN_AGAIN_TICKS: Final = round(60 / _TICK_S)
 _RENEW_TICKS: Final = round(3_600 / _TICK_S)
@@ -264,7 +264,6 @@ class Streams:
                 del self._tails[tail.app_id, tail.channel]
                 return
             self._idle_tails += 1
-        if self._ticks % _KEEP_ALIVE_TICKS == 0:
-            tail.keep_alive()
+        tail.keep_alive(_QUIET_S)
         if self._ticks % (_BEGIN_AGAIN_TICKS if tail.is_unpublished else _RENEW_TICKS) == 0:
             self._begin_again(tail.app_id, tail.channel)

@@ -96,11 +96,14 @@ class Tail:
         self.idle_since = 0.0
         # Where a history begins in which nothing was published, as far as pages have shown one.
         self.unpublished: tuple[str, int] | None = None
-        self._is_quiet = False
+        # When all streams got something the last time, by the loop's time.
+        self._written_at = asyncio.get_running_loop().time()
         # Those of them who have joined, and get a stream or one answer; those who can't join yet.
         self._streaming: dict[Follower, None] = {}
         self._polls: dict[Follower, None] = {}
         self._waiting: dict[Follower, None] = {}
+        # Those who may have asked for their page before the topic was subscribed.
+        self._early: set[Follower] = set()
         self._forms: dict[Form, Audience] = {}
         self._recent: deque[Message] = deque()
         self._recent_bytes = 0
@@ -134,6 +137,12 @@ class Tail:
         """A reader has everything up to `at`, by the last page, whose reply has just come, or by `after`. With a `form`
         it gets a stream, else one answer. If the tail isn't there yet, the reader reads again later
         (`read_on`)."""
+        if self.state is TailState.UNPLACED and reader in self._early:
+            # What was published between the page and the subscription is in neither.
+            self._early.discard(reader)
+            self._waiting[reader] = None
+            self._resume_waiting()
+            return
         if self.state is TailState.UNPLACED:
             self.state, self.epoch, self.last, self.ended = TailState.LIVE, epoch, at, False
             self._forget_recent()
@@ -155,6 +164,7 @@ class Tail:
         self.readers.pop(reader, None)
         self._polls.pop(reader, None)
         self._waiting.pop(reader, None)
+        self._early.discard(reader)
         self._streaming.pop(reader, None)
         form = reader.form
         if form is not None and form in self._forms:
@@ -164,12 +174,13 @@ class Tail:
         if not self.readers:
             self.idle_since = asyncio.get_running_loop().time()
 
-    def keep_alive(self) -> None:
-        """Write a comment to streams on which nothing was written since the last call."""
-        if self._is_quiet:
+    def keep_alive(self, quiet_s: float) -> None:
+        """Write a comment to the streams if nothing was written for this long."""
+        now = asyncio.get_running_loop().time()
+        if now - self._written_at >= quiet_s:
+            self._written_at = now
             for form, audience in self._forms.items():
                 audience.post(form.keep_alive())
-        self._is_quiet = True
 
     def _audience(self, form: Form) -> Audience:
         audience = self._forms.get(form)
@@ -185,6 +196,7 @@ class Tail:
         if self.epoch and self.readers:
             self._catch_up()
         else:
+            self._early = self.readers.keys() - self._waiting.keys()
             self._unplace()
 
     def lost(self) -> None:
@@ -217,7 +229,7 @@ class Tail:
             self.last = messages[-1].offset
             self._remember(messages)
         batch = Batch(self.epoch, messages, self.last, up_to_date, ended)
-        self._is_quiet = False
+        self._written_at = asyncio.get_running_loop().time()
         now_s = time.time()
         readers = len(self._polls)
         for form, audience in self._forms.items():
