@@ -590,7 +590,7 @@ async def test_present_state_is_stated_again(calls, outbox):
     room, news, empty = Subject(A, ROOM, None), Subject(A, NEWS, None), Subject(A, "empty", None)
     ann, bob = Subject(A, ROOM, "ann"), Subject(A, ROOM, "bob")
     assert await outbox.present([room, news, empty, ann, bob]) == [True, True, False, True, False]
-    await outbox.restate([news, empty, ann, bob])
+    assert await outbox.restate([news, empty, ann, bob]) == 4
     rows = await committed(outbox)
     assert {(row.event, row.channel, row.user, row.detail) for row in rows} == {
         ("channel.occupied", NEWS, None, b"2"),
@@ -604,7 +604,7 @@ async def test_leave_that_is_held_back_is_not_stated_again(calls, patient):
     await calls.room(joins=[("ann", b"")])
     await calls.room(gone=["ann"])
     await committed(patient)
-    await patient.restate([Subject(A, ROOM, None), Subject(A, ROOM, "ann")])
+    assert await patient.restate([Subject(A, ROOM, None), Subject(A, ROOM, "ann")]) == 0
     assert await committed(patient) == []
 
 

@@ -1,11 +1,13 @@
 """Copying a record store to another database: all rows, in both directions, only into an empty one."""
 
+import asyncio
+
 import pytest
 import sqlalchemy as sa
 
 from redpoll.protocol.apps import App, Key
 from redpoll.protocol.tokens import Token
-from redpoll.store import accounts, audit, copying, daily, dropped, revoked_grants, tokens
+from redpoll.store import accounts, audit, copying, daily, dropped, postgres, revoked_grants, tokens
 from redpoll.store import apps as app_rows
 from redpoll.store import deliveries as delivery_rows
 from redpoll.store import webhooks as endpoint_rows
@@ -64,7 +66,8 @@ async def rows_of(store: Store) -> dict[str, list]:
 
 @pytest.fixture
 async def stores(tmp_path, postgres_url):
-    opened = {"sqlite": await Store.open(database_url(tmp_path)), "postgres": await Store.open(postgres_url)}
+    urls = {"sqlite": database_url(tmp_path), "postgres": postgres_url}
+    opened = {name: await Store.open(url, patient=True) for name, url in urls.items()}
     yield opened
     for store in opened.values():
         await store.close()
@@ -97,3 +100,27 @@ async def test_target_that_is_not_empty_is_refused_and_not_changed(stores):
     async with stores["postgres"].reading() as connection:
         assert list(await app_rows.all_by_id(connection)) == ["1"]
         assert await versions(connection) == before
+
+
+@pytest.mark.parametrize("one", ["sqlite", "postgres"])
+async def test_neither_database_limits_the_time_that_the_other_takes(tmp_path, postgres_url, monkeypatch, one):
+    """At the very end of a copy of some GB, PostgreSQL ended the transaction that had it while SQLite counted."""
+    monkeypatch.setattr(postgres, "_SESSION", f"{postgres._SESSION}; SET idle_in_transaction_session_timeout = '20ms'")
+    monkeypatch.setattr(postgres, "_STATEMENT_TIMEOUT_S", 0.02)
+    count = copying._count
+
+    async def counts_slowly(connection):
+        counted = await count(connection)
+        if connection.dialect.name == "postgresql":
+            await connection.execute(sa.text("SELECT pg_sleep(0.1)"))
+        await asyncio.sleep(0.1)
+        return counted
+
+    monkeypatch.setattr(copying, "_count", counts_slowly)
+    urls = {"sqlite": database_url(tmp_path), "postgres": postgres_url}
+    source, target = (await Store.open(urls.pop(one), patient=True), await Store.open(*urls.values(), patient=True))
+    try:
+        assert not any((await copying.copy(source, target)).values())
+    finally:
+        await source.close()
+        await target.close()

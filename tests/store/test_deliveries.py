@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.store import deliveries as rows
-from redpoll.store import dropped
+from redpoll.store import dropped, due_deliveries
 from redpoll.store.deliveries import AttemptRow, Depth
 from store.written_deliveries import add_endpoints, put, result, row
 
@@ -30,9 +30,9 @@ async def state(connection, delivery_id):
 async def test_new_delivery_is_due_from_its_time_on(connection):
     (written,) = await rows.add(connection, [row("d1")])
     assert (written.id, written.endpoint_id, written.attempts, written.cycle_from) == ("d1", "e1", 0, 0)
-    assert await rows.due(connection, "e1", 10.0, 9) == [written]
-    assert await rows.due(connection, "e1", 9.9, 9) == []
-    assert await rows.due(connection, "e2", 10.0, 9) == []
+    assert (await due_deliveries.due(connection, "e1", 10.0, 9, 1_000)).waiting == [written]
+    assert (await due_deliveries.due(connection, "e1", 9.9, 9, 1_000)).waiting == []
+    assert (await due_deliveries.due(connection, "e2", 10.0, 9, 1_000)).waiting == []
     found = await rows.find_by_id(connection, "d1")
     assert (found.stamp, found.time_ms, found.trace, found.user, found.body) == (17, 170, "t", "u", b"{}")
 
@@ -53,15 +53,32 @@ async def test_twelve_thousand_deliveries_are_added_and_found_in_one_call(connec
     assert len(await rows.find_by_ids(connection, [delivery["id"] for delivery in many])) == 12_000
 
 
+# -- what was announced
+
+
+async def announced_since(connection, created_at):
+    pages = rows.since(connection, created_at, 90.0, ("channel.occupied", "channel.vacated"))
+    return [announcement.channel async for page in pages for announcement in page]
+
+
+async def test_announcements_are_read_back_from_the_last_delivery_of_any_event(connection):
+    occupied = {"event": "channel.occupied", "user": None}
+    await put(connection, row("a", at=100.0, channel="a", **occupied), row("b", at=150.0, channel="b", **occupied))
+    await put(connection, row("c", at=200.0, event="client_event"))
+    assert await announced_since(connection, None) == ["b"]
+    assert await announced_since(connection, 190.0) == ["b", "a"]
+
+
+async def test_reading_announcements_ends_at_older_deliveries_of_other_events(connection):
+    """With millions of them, no webhook was sent for the time of their reading, after each connection to Redis."""
+    occupied = {"event": "channel.occupied", "user": None, "at": 200.0}
+    await put(connection, row("unread", channel="unread", **occupied))
+    await put(connection, *(row(f"old{number}", at=10.0, event="client_event") for number in range(1_000)))
+    await put(connection, row("read", channel="read", **occupied))
+    assert await announced_since(connection, 200.0) == ["read"]
+
+
 # -- the schedule
-
-
-async def test_due_deliveries_are_sorted_by_time_then_by_number(connection):
-    await put(connection, row("late", at=9.0), row("a"), row("b"), row("first", at=3.0), row("future", at=30.0))
-    assert [delivery.id for delivery in await rows.due(connection, "e1", 20.0, 9)] == ["first", "late", "a", "b"]
-    assert [delivery.id for delivery in await rows.due(connection, "e1", 20.0, 2)] == ["first", "late"]
-    assert await rows.next_due(connection, "e1", 20.0) == 30.0
-    assert await rows.next_due(connection, "e1", 30.0) is None
 
 
 async def test_result_changes_a_waiting_delivery_and_stores_the_attempt(connection):
@@ -93,32 +110,6 @@ async def test_result_of_a_removed_delivery_does_not_block_other_results(connect
     await rows.put_results(connection, [result(numbers, name, "delivered", 11.0) for name in numbers])
     assert await state(connection, "d2") == ("delivered", 11.0, 1)
     assert await rows.attempts_at(connection, numbers["d1"]) == []
-
-
-@pytest.mark.parametrize(("before_s", "now_s"), [(1_000.0, 4_600.0), (4_600.0, 1_000.0)])
-async def test_clock_change_keeps_the_length_of_pauses(connection, before_s, now_s):
-    numbers = await put(connection, *(row(name, at=before_s) for name in ("paused", "due", "failed")))
-    await rows.put_results(connection, [result(numbers, "paused", "waiting", before_s + 7)])
-    await rows.put_results(connection, [result(numbers, "due", "waiting", before_s - 7)])
-    await rows.put_results(connection, [result(numbers, "failed", "failed", before_s)])
-    # `new` was written with the time after the change, `old` with the time before it.
-    await put(connection, row("new", at=now_s), row("old", at=before_s))
-    await rows.move_due_times(connection, before_s=before_s, now_s=now_s, pauses_s=(10.0, 60.0, 300.0))
-    assert (await state(connection, "paused"))[1] == now_s + 7
-    assert {delivery.id for delivery in await rows.due(connection, "e1", now_s, 9)} == {"due", "new", "old"}
-    assert await state(connection, "failed") == ("failed", before_s, 1)
-
-
-async def test_clock_of_another_leader_delays_no_delivery_beyond_the_pause_after_its_attempt(connection):
-    names = ("paused", "soon", "untried", "second", "sixth")
-    numbers = await put(connection, *(row(name, at=5_000.0) for name in names))
-    await rows.put_results(connection, [result(numbers, "paused", "waiting", 5_010.0)])
-    for name, attempts in (("second", 2), ("sixth", 6)):
-        for n in range(1, attempts + 1):
-            await rows.put_results(connection, [result(numbers, name, "waiting", 5_010.0, n=n)])
-    await rows.put_results(connection, [result(numbers, "soon", "waiting", 1_010.0)])
-    await rows.move_due_times(connection, before_s=1_000.0, now_s=1_000.0, pauses_s=(10.0, 60.0, 300.0))
-    assert [(await state(connection, name))[1] for name in numbers] == [1_010.0, 1_010.0, 1_000.0, 1_060.0, 1_300.0]
 
 
 # -- dead letters

@@ -69,3 +69,11 @@ async def test_oldest_dead_letters_are_removed_but_not_recent_ones(connection):
     left = await rows.find(connection, ("e1", "e2"), rows.STATES, 99)
     assert {delivery.id for delivery in left} == {"d4", "d5", "d6", "d7", "other"}
     assert await rows.attempts_at(connection, numbers["d0"]) == []
+
+
+async def test_endpoints_with_too_many_dead_letters_are_found(connection):
+    numbers = await put(connection, row("a"), row("b"), row("c", "e2"), row("waits", "e2"))
+    await rows.put_results(connection, [result(numbers, name, "failed", 20.0) for name in "abc"])
+    assert await old_deliveries.endpoints_to_limit(connection, keep=1) == ["e1"]
+    assert set(await old_deliveries.endpoints_to_limit(connection, keep=0)) == {"e1", "e2"}
+    assert await old_deliveries.endpoints_to_limit(connection, keep=2) == []

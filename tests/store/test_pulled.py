@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from redpoll.store import deliveries as delivery_rows
-from redpoll.store import pulled
+from redpoll.store import due_deliveries, pulled
 from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.schema import apps, webhooks
 from redpoll.store.store import Store
@@ -55,18 +55,18 @@ async def store(store_url):
 
 async def test_delivery_is_due_again_after_its_lease_until_its_attempts_are_used_up(store):
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1"], NOW_S, 2, 2)
+        found = await pulled.due(connection, ["e1"], NOW_S, 2, 2, 1_000)
         assert [one.id for one in found] == ["d0", "d1"]
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60, NOW_S + 90], "unacked")
-        assert [one.id for one in await pulled.due(connection, ["e1", "e2"], NOW_S, 2, 9)] == ["d2", "d3"]
+        assert [one.id for one in await pulled.due(connection, ["e1", "e2"], NOW_S, 2, 9, 1_000)] == ["d2", "d3"]
         assert await pulled.next_due(connection, ["e1"], 2) == NOW_S
         assert await pulled.next_due(connection, ["other"], 2) is None
-        again = await pulled.due(connection, ["e1"], NOW_S + 60, 2, 9)
+        again = await pulled.due(connection, ["e1"], NOW_S + 60, 2, 9, 1_000)
         assert [(one.id, one.attempts) for one in again] == [("d2", 0), ("d0", 1)]
         await pulled.hand_out(connection, again[1:], NOW_S + 60, [NOW_S + 120], "unacked")
         assert not await pulled.has_run_out(connection, NOW_S + 119, 2)
         assert await pulled.has_run_out(connection, NOW_S + 120, 2)
-        assert [one.id for one in await pulled.due(connection, ["e1"], NOW_S + 200, 2, 9)] == ["d2", "d1"]
+        assert [one.id for one in await pulled.due(connection, ["e1"], NOW_S + 200, 2, 9, 1_000)] == ["d2", "d1"]
         (ended,) = await pulled.run_out(connection, NOW_S + 200, 2)
         assert (ended.endpoint_id, ended.waited, ended.size) == ("e1", True, 2)
         (failed,) = await delivery_rows.find_by_ids(connection, ["d0"])
@@ -75,7 +75,7 @@ async def test_delivery_is_due_again_after_its_lease_until_its_attempts_are_used
 
 async def test_acknowledged_delivery_is_delivered_with_the_time_that_it_took(store):
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1"], NOW_S, 2, 1)
+        found = await pulled.due(connection, ["e1"], NOW_S, 2, 1, 1_000)
         assert await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S, "delivered") == []
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
         assert await pulled.acknowledge(connection, ["e2"], ["d0"], NOW_S, "delivered") == []
@@ -94,7 +94,7 @@ async def test_dead_letter_may_be_acknowledged_after_months(store):
     """The milliseconds didn't fit into PostgreSQL's integer."""
     months_s = 90 * 86_400
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1"], NOW_S, 1, 1)
+        found = await pulled.due(connection, ["e1"], NOW_S, 1, 1, 1_000)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
         assert len(await pulled.run_out(connection, NOW_S + 60, 1)) == 1
         (ended,) = await pulled.acknowledge(connection, ["e1"], ["d0"], NOW_S + months_s, "delivered")
@@ -105,7 +105,7 @@ async def test_dead_letter_may_be_acknowledged_after_months(store):
 async def test_dead_letters_are_made_in_batches(store, monkeypatch):
     monkeypatch.setattr(pulled, "BATCH", 2)
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9)
+        found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9, 1_000)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60] * 4, "unacked")
         made = [await pulled.run_out(connection, NOW_S + 60, 1) for _ in range(3)]
     assert list(map(len, made)) == [2, 2, 0]
@@ -113,7 +113,7 @@ async def test_dead_letters_are_made_in_batches(store, monkeypatch):
 
 async def test_only_enabled_endpoints_that_are_pulled_get_dead_letters(store):
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9)
+        found = await pulled.due(connection, ["e1", "e2"], NOW_S, 1, 9, 1_000)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S] * 4, "unacked")
         for which, value in (("disabled_at", 1.0), ("url", "https://a.example/")):
             await connection.execute(sa.update(webhooks).where(webhooks.c.id == "e1").values({which: value}))
@@ -134,7 +134,7 @@ async def test_two_stores_of_one_database_hand_out_each_delivery_once(postgres_u
             taken = []
             while len(taken) < 60:
                 async with store.change() as connection:
-                    found = await pulled.due(connection, ["e1"], NOW_S, 3, 2)
+                    found = await pulled.due(connection, ["e1"], NOW_S, 3, 2, 1_000)
                     until_s = [NOW_S + 60] * len(found)
                     await pulled.hand_out(connection, found, NOW_S, until_s, "unacked")
                 if not found:
@@ -159,12 +159,14 @@ async def test_two_stores_of_one_database_hand_out_each_delivery_once(postgres_u
 
 async def test_lease_isnt_cut_to_a_shorter_pause_when_another_node_begins_to_lead(store):
     async with store.change() as connection:
-        found = await pulled.due(connection, ["e1"], NOW_S, 3, 1)
+        found = await pulled.due(connection, ["e1"], NOW_S, 3, 1, 1_000)
         await pulled.hand_out(connection, found, NOW_S, [NOW_S + 60], "unacked")
         for pauses_s in ((10.0, 20.0), ()):
-            await delivery_rows.move_due_times(connection, before_s=NOW_S, now_s=NOW_S, pauses_s=pauses_s, lease_s=60.0)
+            await due_deliveries.move_due_times(
+                connection, before_s=NOW_S, now_s=NOW_S, pauses_s=pauses_s, lease_s=60.0
+            )
         (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])
         assert delivery.at == NOW_S + 60
-        await delivery_rows.move_due_times(connection, before_s=NOW_S, now_s=NOW_S - 500, pauses_s=(10.0,), lease_s=60)
+        await due_deliveries.move_due_times(connection, before_s=NOW_S, now_s=NOW_S - 500, pauses_s=(10.0,), lease_s=60)
         (delivery,) = await delivery_rows.find_by_ids(connection, ["d0"])
     assert delivery.at == NOW_S - 440

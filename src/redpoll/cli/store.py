@@ -142,7 +142,7 @@ async def _copy(source_url: str, target_url: str) -> dict[str, int]:
         try:
             opened = []
             for url in (source_url, target_url):
-                opened.append(await Store.open(url))
+                opened.append(await Store.open(url, patient=True))
                 stack.push_async_callback(opened[-1].close)
             return await copying.copy(*opened)
         except (StoreError, StoreUnavailable) as error:

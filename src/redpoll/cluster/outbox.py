@@ -29,7 +29,7 @@ _MIN_ROWS: Final = 15
 _MAX_ROWS: Final = 250
 _MAX_DUE: Final = 100
 _MAX_BYTES: Final = 128 * 1024
-# Bounds of one `take`, which its reader stores in one transaction.
+# Bounds of one `take`, which its reader has in memory.
 _MAX_DRAIN_ROWS: Final = 1_000
 _MAX_DRAIN_BYTES: Final = 8 * 1024 * 1024
 
@@ -115,8 +115,8 @@ class Outbox:
         return Taken(rows, lost, bool(asked))
 
     def committed(self, rows: Iterable[Transition]) -> None:
-        """These rows, all that a `take` returned, are stored. The next `take` deletes them in Redis, unless it was
-        reconnected meanwhile: then it returns them again."""
+        """These rows are stored, with all that `take` returned before them. The next `take` deletes them in Redis,
+        unless it was reconnected meanwhile: then it returns them again."""
         for row in rows:
             self._committed[row.shard] = max(row.stamp, self._committed.get(row.shard, 0))
 
@@ -136,13 +136,17 @@ class Outbox:
                 commands.append((b"HEXISTS", keys.members(app_id, channel), user))
         return [bool(reply) for reply in await self._link.ask_all(commands)]
 
-    async def restate(self, subjects: Iterable[Subject]) -> None:
-        """Writes rows with the present state of each. Raises LinkDown or hiredis.ReplyError."""
+    async def restate(self, subjects: Iterable[Subject]) -> int:
+        """Writes rows with the present state of each, and returns how many: none for leaves that are held back, which
+        become rows by themselves. Raises LinkDown or hiredis.ReplyError."""
         keys = self._all_keys
+        written = 0
         for app_id, channel, user in subjects:
             at = keys.shard(app_id, channel)
             names = (*self._keys[at], keys.counts(app_id, channel), keys.members(app_id, channel))
-            await self._link.execute(RESTATE, names, (app_id, channel) if user is None else (app_id, channel, user))
+            subject = (app_id, channel) if user is None else (app_id, channel, user)
+            written += await self._link.execute(RESTATE, names, subject)
+        return written
 
     async def _ask(self, asked: dict[int, int | None], count: int) -> dict[int, list[Any]]:
         if self._connected != self._link.connects:

@@ -23,7 +23,8 @@ _TABLES = tuple(table for table in metadata.sorted_tables if table not in (meta,
 
 
 async def copy(source: Store, target: Store) -> dict[str, int]:
-    """Copies everything in one transaction. Returns the number of rows by table.
+    """Copies everything in one transaction, which may take long: open both stores `patient`. Returns the number of rows
+    by table.
 
     Raises StoreError if the target isn't empty, or if a table has another number of rows afterwards.
     """

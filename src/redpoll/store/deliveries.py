@@ -34,14 +34,10 @@ __all__ = [
     "attempts_at",
     "depths",
     "discard",
-    "due",
-    "endpoints_with_waiting",
     "find",
     "find_by_id",
     "find_by_ids",
     "known",
-    "move_due_times",
-    "next_due",
     "numbers",
     "put_results",
     "retry",
@@ -146,7 +142,6 @@ class Depth(NamedTuple):
     dropped_at: float | None = None
 
 
-_WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _DELIVERY: Final = tuple(deliveries.c[name] for name in Delivery._fields)
 
 
@@ -183,82 +178,26 @@ async def since(
     connection: AsyncConnection, created_at: float | None, seconds: float, events: Collection[str]
 ) -> AsyncIterator[list[Announcement]]:
     """What was announced of these events since `seconds` before this Unix time, newest first, in pages. None: the time
-    of the last of them."""
+    of the last delivery.
+
+    Deliveries of all events are read, because an older one of any of them is the end: no index has the event, and
+    millions of others may wait.
+    """
     columns = (*(deliveries.c[name] for name in Announcement._fields), deliveries.c.number, deliveries.c.created_at)
-    query = sa.select(*columns).where(deliveries.c.event.in_(events)).order_by(deliveries.c.number.desc()).limit(_PAGE)
+    query = sa.select(*columns).order_by(deliveries.c.number.desc()).limit(_PAGE)
     page = query
     while True:
         rows = (await connection.execute(page)).all()
         if created_at is None and rows:
             created_at = rows[0].created_at
         recent = [row for row in rows if created_at is not None and row.created_at >= created_at - seconds]
-        yield [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent]
+        yield [Announcement(row.endpoint_id, row.event, row.channel, row.user) for row in recent if row.event in events]
         if len(recent) < _PAGE:
             return
         page = query.where(deliveries.c.number < rows[-1].number)
 
 
 # -- used by the schedule
-
-
-async def due(connection: AsyncConnection, endpoint_id: str, now_s: float, limit: int) -> list[Waiting]:
-    """The due deliveries of this endpoint, the longest due first."""
-    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at <= now_s)
-    query = sa.select(*_WAITING).where(which).order_by(deliveries.c.at, deliveries.c.number).limit(limit)
-    return [Waiting(*row) for row in await connection.execute(query)]
-
-
-async def next_due(connection: AsyncConnection, endpoint_id: str, after_s: float) -> float | None:
-    """When the next delivery of this endpoint is due after `after_s`; None if there is none."""
-    which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "waiting") & (deliveries.c.at > after_s)
-    next_at: float | None = (
-        await connection.execute(sa.select(sa.func.min(deliveries.c.at)).where(which))
-    ).scalar_one()
-    return next_at
-
-
-async def endpoints_with_waiting(connection: AsyncConnection) -> set[str]:
-    """The ids of the endpoints with waiting deliveries, due or not."""
-    has_waiting = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id, deliveries.c.state == "waiting")
-    return set((await connection.execute(sa.select(webhooks.c.id).where(has_waiting))).scalars())
-
-
-async def move_due_times(
-    connection: AsyncConnection, *, before_s: float, now_s: float, pauses_s: Sequence[float], lease_s: float = 0.0
-) -> None:
-    """Moves due times after the clock was set from `before_s` to `now_s`.
-
-    A pending retry keeps its remaining pause. Deliveries without an attempt are due now. No retry is due later than the
-    pause after its attempt (`pauses_s`) from now, of pulled deliveries `lease_s` if that is longer. The last two also
-    hold if both times are equal, because the clock may have been set while no server ran, or be behind that of the node
-    that led before.
-    """
-    here = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "waiting")
-    tried = deliveries.c.attempts > deliveries.c.cycle_from
-    change = sa.update(deliveries)
-    if now_s != before_s:
-        in_pause = here & tried & (deliveries.c.at > min(before_s, now_s))
-        await connection.execute(change.where(in_pause).values(at=deliveries.c.at + (now_s - before_s)))
-    await connection.execute(change.where(here, ~tried, deliveries.c.at > now_s).values(at=now_s))
-    tries = deliveries.c.attempts - deliveries.c.cycle_from
-    for number, pause_s in enumerate(pauses_s, 1):
-        # The setting may have become shorter: then the last pause is that of all further attempts.
-        which = tries >= number if number == len(pauses_s) else tries == number
-        await _bring_forward(connection, here & which, now_s, pause_s, lease_s)
-    if not pauses_s:
-        await _bring_forward(connection, here, now_s, 0.0, lease_s)
-
-
-async def _bring_forward(
-    connection: AsyncConnection, which: sa.ColumnElement[bool], now_s: float, pause_s: float, lease_s: float
-) -> None:
-    """No delivery is due later than a pause from now, or if it is pulled, a lease."""
-    pulled = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id).where(webhooks.c.url == ""))
-    for kind, longest_s in ((~pulled, pause_s), (pulled, max(pause_s, lease_s))):
-        latest_s = now_s + longest_s
-        change = sa.update(deliveries).where(which, kind, deliveries.c.at > latest_s)
-        await connection.execute(change.values(at=latest_s))
-
 
 _PUT_RESULT: Final = (
     sa.update(deliveries)

@@ -1,13 +1,13 @@
 """Removal of deliveries that are finished, and of dead letters beyond the bound (deliveries.py has the table, and the
-states). Both are kept for people to look at. control/webhooks/webhooks.py decides how many, and how long."""
+states). Both are kept for people to look at. control/webhooks/tidying.py decides how many, and how long."""
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.deliveries import BATCH
-from redpoll.store.schema import deliveries
+from redpoll.store.schema import deliveries, webhooks
 
-__all__ = ["endpoints_to_prune", "remove_dead_letters", "remove_finished"]
+__all__ = ["endpoints_to_limit", "endpoints_to_prune", "remove_dead_letters", "remove_finished"]
 
 
 async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
@@ -39,6 +39,14 @@ async def remove_finished(
         statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(statement)).rowcount
     return removed
+
+
+async def endpoints_to_limit(connection: AsyncConnection, *, keep: int) -> list[str]:
+    """The ids of the endpoints with more than `keep` dead letters."""
+    # By a query of the ids: with it, the index finds the few failed ones among many others.
+    failed = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id)) & (deliveries.c.state == "failed")
+    grouped = sa.select(deliveries.c.endpoint_id).where(failed).group_by(deliveries.c.endpoint_id)
+    return list((await connection.execute(grouped.having(sa.func.count() > keep))).scalars())
 
 
 async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, *, keep: int, before: float) -> int:

@@ -34,6 +34,7 @@ _STATEMENT_TIMEOUT_S: Final = 15.0
 _SESSION: Final = (
     "SET application_name = 'redpoll'; SET lock_timeout = '4s'; SET idle_in_transaction_session_timeout = '3s'"
 )
+_PATIENT: Final = "; SET idle_in_transaction_session_timeout = 0"
 # PostgreSQL doesn't count a process as idle that stops after it has sent a statement and before it sends the values,
 # and `statement_timeout` doesn't end it. This finds the sessions that wait like that and hold the row of the version.
 # Only one that every look finds is taken for stopped: a slow one is at work at some of them.
@@ -68,10 +69,11 @@ def described(url: str) -> str:
 class Postgres:
     """A PostgreSQL database and its engine. Raises StoreError if the driver is missing.
 
-    Every error of the engine is an SQLAlchemyError; it is StoreUnavailable if PostgreSQL can't be used at present.
+    `patient`: statements may take as long as they need, and so may what is done between those of a transaction. Every
+    error of the engine is an SQLAlchemyError; it is StoreUnavailable if PostgreSQL can't be used at present.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, patient: bool = False) -> None:
         try:
             import asyncpg
         except ImportError as error:
@@ -80,9 +82,10 @@ class Postgres:
             ) from error
         self._asyncpg = asyncpg
         self._url = url
+        self._patient = patient
         self.name = described(url)
         self.engine = self._engine(
-            self._connect,
+            self._connect_for_use,
             pool_size=_CONNECTIONS,
             max_overflow=0,
             pool_timeout=_POOL_TIMEOUT_S,
@@ -157,7 +160,7 @@ class Postgres:
         """A transaction for migrations: without a time limit, and only one at a time in all processes."""
 
         async def connect() -> Any:
-            return await self._connect(statement_timeout_s=None)
+            return await self._connect(None)
 
         engine = self._engine(connect, poolclass=sa.NullPool)
         try:
@@ -168,14 +171,17 @@ class Postgres:
         finally:
             await engine.dispose()
 
-    async def _connect(self, statement_timeout_s: float | None = _STATEMENT_TIMEOUT_S) -> Any:
+    async def _connect_for_use(self) -> Any:
+        return await self._connect(None if self._patient else _STATEMENT_TIMEOUT_S)
+
+    async def _connect(self, statement_timeout_s: float | None) -> Any:
         asyncpg = self._asyncpg
         try:
             connection = await asyncpg.connect(
                 self._url, timeout=_CONNECT_TIMEOUT_S, command_timeout=statement_timeout_s
             )
             try:
-                await connection.execute(_SESSION)
+                await connection.execute(_SESSION + _PATIENT if self._patient else _SESSION)
             except BaseException:
                 connection.terminate()
                 raise

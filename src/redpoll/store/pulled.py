@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from redpoll.store.deliveries import BATCH, AttemptRow, Result, Waiting, put_results
+from redpoll.store.due_deliveries import read_due
 from redpoll.store.schema import attempts, deliveries, webhooks
 
 __all__ = ["Ended", "acknowledge", "due", "hand_out", "handed_out", "has_run_out", "next_due", "run_out"]
 
-_WAITING: Final = tuple(deliveries.c[name] for name in Waiting._fields)
 _TRIES: Final = deliveries.c.attempts - deliveries.c.cycle_from
 # An acknowledgement ends these, also dead letters.
 _HANDED_OUT: Final = deliveries.c.state.in_(("waiting", "failed")) & (deliveries.c.attempts > 0)
@@ -45,13 +45,16 @@ _ENDED: Final = (
 
 
 async def due(
-    connection: AsyncConnection, endpoint_ids: Collection[str], now_s: float, max_attempts: int, limit: int
+    connection: AsyncConnection,
+    endpoint_ids: Collection[str],
+    now_s: float,
+    max_attempts: int,
+    limit: int,
+    max_bytes: int,
 ) -> list[Waiting]:
-    """The due deliveries of these endpoints that have attempts left, the longest due first."""
+    """The due deliveries of these endpoints that have attempts left, as `read_due` reads them."""
     which = deliveries.c.endpoint_id.in_(endpoint_ids) & (deliveries.c.state == "waiting") & (deliveries.c.at <= now_s)
-    query = sa.select(*_WAITING).where(which, max_attempts > _TRIES)
-    rows = await connection.execute(query.order_by(deliveries.c.at, deliveries.c.number).limit(limit))
-    return [Waiting(*row) for row in rows]
+    return (await read_due(connection, which & (max_attempts > _TRIES), limit, max_bytes)).waiting
 
 
 async def next_due(connection: AsyncConnection, endpoint_ids: Collection[str], max_attempts: int) -> float | None:

@@ -94,12 +94,12 @@ class Store:
         self._changing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, url: str) -> "Store":
+    async def open(cls, url: str, *, patient: bool = False) -> "Store":
         """Connects, and creates the tables or migrates them to the newest version. A restore that was begun is finished
         before.
 
-        `url` is `sqlite:PATH` or `postgresql://…`. Raises StoreError, or StoreUnavailable while PostgreSQL can't be
-        reached.
+        `url` is `sqlite:PATH` or `postgresql://…`. `patient`: no limits of time for PostgreSQL, for long work while no
+        server runs. Raises StoreError, or StoreUnavailable while PostgreSQL can't be reached.
         """
         if url.startswith(_SQLITE):
             try:
@@ -117,6 +117,7 @@ class Store:
             "synchronous=FULL",
             "foreign_keys=ON",
             "busy_timeout=5000",
+            patient=patient,
         )
         try:
             async with database.migrating() as connection:
@@ -275,11 +276,11 @@ async def _init_versions(connection: AsyncConnection) -> None:
         await connection.execute(sa.insert(changes).values(version=present.records, id=present.id))
 
 
-def _database(url: str, *pragmas: str) -> Sqlite | Postgres:
-    """The database of a URL, not connected yet. `pragmas` are for SQLite."""
+def _database(url: str, *pragmas: str, patient: bool = False) -> Sqlite | Postgres:
+    """The database of a URL, not connected yet. `pragmas` are for SQLite, `patient` is for PostgreSQL."""
     if url.startswith(_SQLITE):
         return Sqlite(url.removeprefix(_SQLITE), *pragmas)
-    return Postgres(url)
+    return Postgres(url, patient=patient)
 
 
 async def schema_of(url: str) -> "Schema":

@@ -16,6 +16,7 @@ __all__ = [
     "add",
     "add_many",
     "all_by_id",
+    "any_removable",
     "existing",
     "find_by_id",
     "put",
@@ -123,11 +124,18 @@ async def set_failing_since(connection: AsyncConnection, endpoint_id: str, since
     await connection.execute(sa.update(webhooks).where(webhooks.c.id == endpoint_id).values(failing_since=since))
 
 
+_REMOVABLE: Final = webhooks.c.deleted_at.is_not(None) & ~sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id)
+
+
+async def any_removable(connection: AsyncConnection) -> bool:
+    """Whether `remove_deleted` would remove something."""
+    return bool((await connection.execute(sa.select(sa.exists().where(_REMOVABLE)))).scalar_one())
+
+
 async def remove_deleted(connection: AsyncConnection) -> list[str]:
     """Removes deleted endpoints that have no deliveries. Returns their ids."""
-    has_deliveries = sa.exists().where(deliveries.c.endpoint_id == webhooks.c.id)
-    statement = sa.delete(webhooks).where(webhooks.c.deleted_at.is_not(None), ~has_deliveries)
-    removed = list((await connection.execute(statement.returning(webhooks.c.id))).scalars())
+    statement = sa.delete(webhooks).where(_REMOVABLE).returning(webhooks.c.id)
+    removed = list((await connection.execute(statement)).scalars())
     if removed:
         await dropped.forget(connection, removed)
     return removed

@@ -1,6 +1,7 @@
 """The last announcements to endpoints, and where Redis disagrees. test_intake.py has the rest of the way."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from control.webhooks.transitions import APP, NOW_S, Box, transition
 from redpoll.cluster.outbox import Subject
@@ -112,6 +113,16 @@ async def test_redis_is_compared_once_for_endpoints_that_get_both(box, name, eve
     await announced.compare()
     await announced.compare()
     assert box.restated == restated
+
+
+@pytest.mark.parametrize(("held_back", "logged"), [((), [1]), ((ROOM,), [])])
+async def test_leave_that_is_held_back_is_no_loss(box, held_back, logged):
+    """After each start, the log told of a fail-over that lost writes."""
+    box.held_back.update(held_back)
+    announced = begun(box, ("both", "channel.occupied"), compare_after_s=(0.0,))
+    with capture_logs() as lines:
+        await announced.compare()
+    assert [line["subjects"] for line in lines] == logged
 
 
 async def test_nothing_is_compared_before_its_time(box):

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+import sqlalchemy as sa
 
 from control.webhooks.transitions import APP, NOW_S, OTHER
 from helpers.certs import authority, issued
@@ -13,8 +14,10 @@ from redpoll.control.webhooks.endpoints import OVERLAP_S, Endpoints
 from redpoll.control.webhooks.sender import Sender
 from redpoll.control.webhooks.wanted import wants
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import webhooks as endpoint_rows
 from redpoll.store.audit import Actor
 from redpoll.store.errors import StoreUnavailable
+from redpoll.store.schema import deliveries
 
 URL = "https://example.com/hook"
 
@@ -239,6 +242,39 @@ async def test_deleting_an_endpoint_discards_its_waiting_deliveries(endpoints, s
         assert len(await delivery_rows.find(connection, [endpoint.id], ("discarded",), 9_999)) == 6_000
     await endpoints.forget_deleted()
     assert endpoints.known(endpoint.id) is not None
+
+
+async def test_deleted_endpoint_that_a_delivery_keeps_costs_no_change(endpoints, store, monkeypatch):
+    """All endpoints were read every 5 s, in a transaction for which all others waited."""
+    endpoint = await create(endpoints)
+    row = {"event": "cache.miss", "channel": "c", "user": None, "stamp": 1, "time_ms": 1, "trace": None, "body": b""}
+    row |= {"id": "d", "endpoint_id": endpoint.id, "at": NOW_S, "created_at": NOW_S}
+    async with store.change() as connection:
+        await delivery_rows.add(connection, [row])
+    await endpoints.delete(endpoint.id)
+    with monkeypatch.context() as unchanged:
+        unchanged.setattr(store, "change", None)
+        unchanged.setattr(endpoint_rows, "all_by_id", None)
+        await endpoints.forget_deleted()
+    assert endpoints.known(endpoint.id) is not None
+    async with store.change() as connection:
+        await connection.execute(sa.delete(deliveries))
+    await endpoints.forget_deleted()
+    assert endpoints.every() == []
+
+
+async def test_other_nodes_forget_endpoints_that_the_leader_removed(endpoints, read_again):
+    for _ in range(2):
+        await create(endpoints)
+    first, second = endpoints.every()
+    other = await read_again()
+    await endpoints.delete(first.id)
+    other._put({first.id: endpoints.known(first.id)})
+    await other.forget_removed()
+    assert len(other.every()) == 2
+    await endpoints.forget_deleted()
+    await other.forget_removed()
+    assert other.every() == endpoints.every() == [second]
 
 
 # -- invalid values

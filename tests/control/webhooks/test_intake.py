@@ -199,6 +199,33 @@ async def test_row_is_removed_from_redis_only_after_the_commit(store, add_endpoi
     assert box.rows == []
 
 
+async def test_deliveries_of_many_endpoints_are_written_in_parts(store, add_endpoint, make_intake, monkeypatch):
+    """All that was read, times the endpoints of an app, was one transaction, and everything else waited for it."""
+    for number in range(50):
+        await add_endpoint(f"e{number}", events=("all", "client_event"))
+    large = b'{"event":"client-x","data":"%s","socket_id":"1.2"}' % (b"x" * 100_000)
+    rows = [transition(channel=f"c{number}") for number in range(25)]
+    box = Box(*rows, *(transition("client_event", detail=large) for _ in range(2)))
+    all_rows, sizes, added = list(box.rows), [], []
+    intake = make_intake(box, added=added)
+
+    async def add(connection, rows, ask=delivery_rows.add):
+        sizes.append(len(rows))
+        if len(sizes) == 3:
+            raise sa.exc.OperationalError("INSERT", None, OSError("database or disk is full"))
+        return await ask(connection, rows)
+
+    monkeypatch.setattr(delivery_rows, "add", add)
+    await intake.take_once()
+    # What is committed stays committed, and the rest is read again.
+    assert box._committed == {(row.shard, row.stamp) for row in all_rows[:20]}
+    await intake.take_once()
+    assert sizes == [500, 500, 300, 300, 50]
+    expected = {delivery_id(row.shard, row.stamp, f"e{number}") for row in all_rows for number in range(50)}
+    assert (len(added), {delivery.id for delivery in added}) == (1_350, expected)
+    assert intake.taken_total == 27
+
+
 async def test_former_leader_that_does_not_know_an_endpoint_leaves_its_rows(store, make_intake, monkeypatch):
     # It was paused, and another node created the endpoint meanwhile.
     box = Box(transition())

@@ -1,6 +1,7 @@
 """When deliveries are attempted, on a fake clock: retries, limits, fairness, clock changes and restarts."""
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from control.webhooks.scheduled import RETRIES, World
 from control.webhooks.transitions import NOW_S
 from helpers.receiver import OK, Receiver, hang, status
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import due_deliveries
 from redpoll.store import webhooks as endpoint_rows
 
 BROKEN = status(500, "Internal Server Error")
@@ -307,6 +309,27 @@ async def test_deliveries_beyond_the_memory_limit_all_arrive_once(world, receive
     assert sorted(numbers(receiver)) == list(range(1, total + 1))
 
 
+async def test_large_bodies_are_in_memory_up_to_a_bound_and_all_arrive(world, receiver, wait_until, monkeypatch):
+    """With their number alone as a bound, an app's 50 endpoints that hang filled the memory."""
+    monkeypatch.setattr(world, "body", lambda channel: json.dumps({"n": world.count, "fill": "x" * 100_000}).encode())
+    async with Receiver(answer=hang) as hanging:
+        endpoint = await world.endpoint(hanging.url)
+        await world.put(endpoint, *(f"c{number}" for number in range(100)), add=False)
+        world.schedule.endpoint_changed(endpoint.id)
+        await wait_until(lambda: len(hanging.requests) >= 10)
+        queue = world.schedule._queues[endpoint.id]
+        in_memory = len(queue.ready) + queue.running
+        assert (in_memory, in_memory * 100_000 <= queue.size < 1_200_000) == (10, True)
+        # What is added meanwhile stays in the store too.
+        await world.put(endpoint, "d")
+        assert len(queue.loaded) == in_memory
+        await world.end(0.0)
+    await world.endpoints.change(endpoint.id, receiver.url)
+    world.start()
+    await wait_until(lambda: world.schedule.attempts["delivered"] == 101)
+    assert sorted(numbers(receiver)) == list(range(1, 102))
+
+
 async def test_deliveries_of_one_channel_arrive_in_order(world, wait_until):
     async def slower_and_slower(request, writer):
         # The earlier the delivery, the longer its answer takes.
@@ -375,7 +398,7 @@ async def test_start_reads_only_endpoints_with_waiting_deliveries_and_misses_no_
     await world.end()
     before = await world.put(endpoints[0], "a", "b", add=False)
     await world.endpoints.set_enabled(endpoints[3].id, False)
-    asked, filled = delivery_rows.endpoints_with_waiting, []
+    asked, filled = due_deliveries.endpoints_with_waiting, []
     meanwhile = []
 
     async def slow(connection):
@@ -384,12 +407,12 @@ async def test_start_reads_only_endpoints_with_waiting_deliveries_and_misses_no_
             meanwhile.extend(await world.put(endpoint, "a"))
         return found
 
-    async def due(connection, endpoint_id, now_s, limit, ask=delivery_rows.due):
+    async def due(connection, endpoint_id, *more, ask=due_deliveries.due):
         filled.append(endpoint_id)
-        return await ask(connection, endpoint_id, now_s, limit)
+        return await ask(connection, endpoint_id, *more)
 
-    monkeypatch.setattr(delivery_rows, "endpoints_with_waiting", slow)
-    monkeypatch.setattr(delivery_rows, "due", due)
+    monkeypatch.setattr(due_deliveries, "endpoints_with_waiting", slow)
+    monkeypatch.setattr(due_deliveries, "due", due)
     world.start()
     for delivery_id in (*before, *meanwhile[:2]):
         await world.wait_state(delivery_id, "delivered", 1)

@@ -7,33 +7,18 @@ import sys
 import textwrap
 import time
 
-import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from control.webhooks.transitions import APP, NOW_S, OTHER, Box, content_of, kill, transition
+from control.webhooks.transitions import APP, NOW_S, OTHER, Box, content_of, kill, seen, tidy, transition
 from helpers.receiver import OK, Receiver, hang, status
 from redpoll.cluster.redis.keys import Keys
-from redpoll.config.settings import Settings
 from redpoll.control.observe.metrics import FAMILIES
 from redpoll.control.records import loaded_records
-from redpoll.control.records.loaded_records import Origin
-from redpoll.control.records.records import RecordError, Records
-from redpoll.control.webhooks.webhooks import FAILING_AFTER_S, Webhooks
-from redpoll.store.store import Store
+from redpoll.control.records.records import RecordError
+from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
 
 BROKEN = status(500, "Internal Server Error")
-
-
-async def seen(webhooks, state, count, app_id=APP):
-    """Waits until `count` deliveries have this state, and returns them."""
-    deadline = time.monotonic() + 60
-    while True:
-        found = await webhooks.deliveries(app_id, states=(state,), limit=10_000)
-        if len(found) == count:
-            return found
-        assert time.monotonic() < deadline, (state, len(found), await webhooks.deliveries(app_id))
-        await asyncio.sleep(0.01)
 
 
 async def failed(make_webhooks, receiver, *rows, box=None):
@@ -45,12 +30,6 @@ async def failed(make_webhooks, receiver, *rows, box=None):
     box.put(*rows)
     await seen(webhooks, "failed", len(rows))
     return webhooks, endpoint
-
-
-async def later(webhooks, clock, wait_until, seconds):
-    """Moves the clock, and waits until Redis has answered: what is removed depends on its last answer."""
-    clock.advance(seconds)
-    await wait_until(lambda: webhooks.intake.forgotten_before() == clock())
 
 
 # -- from the outbox to a receiver
@@ -310,100 +289,6 @@ async def test_invalid_settings_are_refused_with_a_reason(make_webhooks, tmp_pat
         await make_webhooks(Box(), webhook_allow_addresses=("10.0.0.0/33",))
 
 
-# -- removal of old deliveries
-
-
-async def test_old_deliveries_are_removed_and_a_deleted_endpoint_with_its_last_one(
-    make_webhooks, receiver, clock, wait_until
-):
-    box = Box()
-    webhooks = await make_webhooks(box, {"max_finished": 2})
-    endpoint = await webhooks.endpoints.create(APP, receiver.url)
-    for number in range(1, 6):
-        box.put(transition(channel=f"c{number}"))
-        await seen(webhooks, "delivered", number)
-        clock.advance(1)
-    await wait_until(lambda: not box.rows and webhooks.intake.forgotten_before() == clock())
-    await webhooks.tidy()
-    # Nothing is removed in the first minute.
-    await seen(webhooks, "delivered", 5)
-    await later(webhooks, clock, wait_until, 61)
-    await webhooks.tidy()
-    assert {delivery.channel for delivery in await seen(webhooks, "delivered", 2)} == {"c4", "c5"}
-    await webhooks.endpoints.delete(endpoint.id)
-    await later(webhooks, clock, wait_until, 7 * 86_400)
-    await webhooks.tidy()
-    assert await webhooks.deliveries(APP) == []
-    with pytest.raises(RecordError, match="has no webhook"):
-        await webhooks.deliveries(APP, endpoint_id=endpoint.id)
-
-
-async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_webhooks, receiver, clock, wait_until):
-    """A client that joins and leaves at a failing endpoint made dead letters without end."""
-    receiver.answer = status(500)
-    box = Box()
-    webhooks = await make_webhooks(box, webhook_retry_after_s=(), webhook_max_dead_letters=3)
-    endpoint = await webhooks.endpoints.create(APP, receiver.url)
-    for number in range(1, 6):
-        box.put(transition(channel=f"c{number}"))
-        await seen(webhooks, "failed", number)
-        clock.advance(1)
-    await later(webhooks, clock, wait_until, 61)
-    await webhooks.tidy()
-    assert {delivery.channel for delivery in await seen(webhooks, "failed", 3)} == {"c3", "c4", "c5"}
-    assert webhooks.counters()["webhook_dead_letters_removed_total"] == 2
-    await webhooks.tidy()
-    assert (await webhooks.depths(APP))[endpoint.id].failed == 3
-
-
-async def test_dead_letters_that_are_handled_during_the_tidying_count_as_gone(
-    make_webhooks, receiver, clock, monkeypatch, wait_until
-):
-    """As many others were removed, though the bound had room for them."""
-    # The tidying of this test is the only one.
-    limits = {"tidy_every_s": 3_600.0}
-    box, receiver.answer = Box(), BROKEN
-    webhooks = await make_webhooks(box, limits, webhook_retry_after_s=(), webhook_max_dead_letters=3)
-    await webhooks.endpoints.create(APP, receiver.url)
-    box.put(*(transition(channel=f"c{number}") for number in range(5)))
-    letters = await seen(webhooks, "failed", 5)
-    await later(webhooks, clock, wait_until, 61)
-    run_out = webhooks.pulls.run_out
-
-    async def run_out_while_the_operator_discards(store):
-        await webhooks.dead_letters.discard([letters[0].id, letters[1].id])
-        return await run_out(store)
-
-    monkeypatch.setattr(webhooks.pulls, "run_out", run_out_while_the_operator_discards)
-    await webhooks.tidy()
-    assert {letter.id for letter in await webhooks.deliveries(APP, states=("failed",))} == {
-        letter.id for letter in letters[2:]
-    }
-    assert webhooks.counters()["webhook_dead_letters_removed_total"] == 0
-
-
-async def test_tidying_works_with_more_endpoints_than_a_statement_has_values(postgres_url, clock):
-    """PostgreSQL takes 32,767 values: with more endpoints, of all apps together, every tidying failed."""
-    store = await Store.open(postgres_url)
-    records = Records(store)
-    await records.load()
-    await records.upsert_app(APP, "a" * 20, "b" * 40)
-    webhooks = Webhooks(store, records, Settings(), clock=clock, steady=clock.steady, tidy_every_s=3_600.0)
-    try:
-        await webhooks.load()
-        endpoint = await webhooks.endpoints.create(APP, None)
-        webhooks.start(Box(transition()), lambda *_: None)
-        await seen(webhooks, "waiting", 1)
-        # Only memory has the others.
-        ids = [f"e{number}" for number in range(33_000)]
-        records.on_endpoints({one: msgspec.structs.replace(endpoint, id=one) for one in ids}, Origin.OTHERS)
-        await webhooks.tidy()
-        assert webhooks.counters()["webhook_deliveries_waiting"] == 1
-    finally:
-        await webhooks.finish()
-        await store.close()
-
-
 async def test_change_that_is_rolled_back_costs_no_delivery(make_webhooks, receiver, store, monkeypatch, wait_until):
     """What was taken while a disabling was open got no deliveries, also if it wasn't committed."""
     box = Box()
@@ -443,6 +328,6 @@ async def test_next_process_completes_an_interrupted_deletion(make_webhooks, rec
         await webhooks.endpoints.delete(endpoint.id)
     await kill(webhooks)
     again = await make_webhooks(Box())
-    await again.tidy()
+    await tidy(again)
     assert {delivery.state for delivery in await again.deliveries(APP)} == {"discarded"}
     assert receiver.requests == []

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 
 from helpers.receiver import Request
 from redpoll.cluster.outbox import Taken
@@ -61,9 +62,10 @@ class Box:
         self.waiting = self.leaves = 0
         self.connects = 1
         self.debounce_s = 0.0
-        # What is occupied or a member, by Subject, and what was to be restated.
+        # What is occupied or a member, by Subject, what was to be restated, and whose leaves are held back.
         self.is_present = {}
         self.restated = []
+        self.held_back = set()
         self._committed = set()
 
     def put(self, *rows):
@@ -83,6 +85,7 @@ class Box:
 
     async def restate(self, subjects):
         self.restated += subjects
+        return sum(subject not in self.held_back for subject in subjects)
 
     def committed(self, rows):
         self._committed |= {(row.shard, row.stamp) for row in rows}
@@ -98,6 +101,28 @@ async def kill(webhooks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     webhooks._tasks, webhooks.schedule = [], None
+
+
+async def seen(webhooks, state, count, app_id=APP):
+    """Waits until `count` deliveries have this state, and returns them."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = await webhooks.deliveries(app_id, states=(state,), limit=10_000)
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, (state, len(found), await webhooks.deliveries(app_id))
+        await asyncio.sleep(0.01)
+
+
+async def later(webhooks, clock, wait_until, seconds):
+    """Moves the clock, and waits until Redis has answered: what is removed depends on its last answer."""
+    clock.advance(seconds)
+    await wait_until(lambda: webhooks.intake.forgotten_before() == clock())
+
+
+async def tidy(webhooks):
+    """One round of the leader's tidying."""
+    await webhooks.tidying.tidy(webhooks._store, webhooks.schedule, webhooks.intake)
 
 
 def content_of(request: Request):

@@ -101,7 +101,7 @@ async def finish(records: Records, webhooks: Webhooks, changed: Iterable[AppPlan
     records.take_tokens(added, revoked, now_s)
     for endpoint in (endpoint for plan in plans for endpoint in plan.changed_endpoints):
         if endpoint.deleted_at is not None:
-            # If the process is killed here, the tidying of webhooks.py discards them.
+            # If the process is killed here, tidying.py discards them.
             await webhooks.endpoints.discard_waiting(endpoint.id)
 
 
@@ -166,7 +166,7 @@ async def delete_app(records: Records, webhooks: Webhooks, app_id: str, by: Acto
         detail = f"{len(app.keys)} keys, {len(app.history)} history rules, {len(gone)} webhooks, {len(tokens)} tokens"
         await edit.note("app delete", app_id, app.name, detail)
     for endpoint_id in endpoint_ids:
-        # If the process is killed here, the tidying of webhooks.py removes them.
+        # If the process is killed here, tidying.py removes them.
         await webhooks.endpoints.remove_deliveries(endpoint_id)
     return app
 

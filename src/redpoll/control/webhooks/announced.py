@@ -146,9 +146,9 @@ class Announced:
             for ((_, subject), state), is_present in zip(states, present, strict=True)
             if state is not is_present
         }
-        if wrong:
-            log.warning("webhooks announced what redis lost", subjects=len(wrong))
-            await self._redis.restate(wrong)
+        # Leaves that are held back aren't announced yet, and nothing is lost.
+        if wrong and (restated := await self._redis.restate(wrong)):
+            log.warning("webhooks announced what redis lost", subjects=restated)
 
     def _gets_both(self, endpoint: Endpoint, event: str, channel: str) -> bool:
         return endpoint.enabled and event in _STATES and all(wants(endpoint, one, channel) for one in _STATES[event][0])

@@ -290,7 +290,7 @@ class Endpoints:
         Its row stays, without the secrets, until its last delivery is removed. Its dead letters can still be discarded.
         """
         endpoint = await self.mark_deleted(endpoint_id, by=by)
-        # If the process is killed here, the tidying of webhooks.py discards them.
+        # If the process is killed here, tidying.py discards them.
         await self.discard_waiting(endpoint_id)
         return endpoint
 
@@ -350,15 +350,27 @@ class Endpoints:
 
     async def forget_deleted(self) -> None:
         """Removes deleted endpoints that have no deliveries left."""
-        if not any(endpoint.deleted_at is not None for endpoint in self._all.values()):
+        if not self._deleted_ids():
             return
-        async with self._store.change() as connection:
-            await endpoint_rows.remove_deleted(connection)
-            # Another control plane may have removed some, while it was the one that tidies.
-            stored = await endpoint_rows.all_by_id(connection)
-        for endpoint_id in [one.id for one in self._all.values() if one.deleted_at is not None]:
-            if endpoint_id not in stored:
-                del self._all[endpoint_id]
+        async with self._store.reading() as connection:
+            removable = await endpoint_rows.any_removable(connection)
+        # A dead letter may keep an endpoint for ever.
+        if removable:
+            async with self._store.change() as connection:
+                await endpoint_rows.remove_deleted(connection)
+        await self.forget_removed()
+
+    async def forget_removed(self) -> None:
+        """Forgets the deleted endpoints that are no longer in the store. No version tells of their removal."""
+        if not (deleted_ids := self._deleted_ids()):
+            return
+        async with self._store.reading() as connection:
+            stored = await endpoint_rows.existing(connection, deleted_ids)
+        for endpoint_id in deleted_ids - stored:
+            self._all.pop(endpoint_id, None)
+
+    def _deleted_ids(self) -> set[str]:
+        return {endpoint.id for endpoint in self._all.values() if endpoint.deleted_at is not None}
 
     async def discard_waiting(self, endpoint_id: str) -> None:
         """Discards the waiting deliveries of a deleted endpoint, in batches, so that other writers get their turn."""

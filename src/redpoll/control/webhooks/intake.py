@@ -1,7 +1,7 @@
 """Moves transitions from the outbox in Redis to the record store, as one delivery per endpoint that wants them.
 
-The order is: read rows from Redis, write the deliveries in one transaction, and only then let Redis delete the rows. If
-the process is killed before the commit, the rows are read again. If it is killed after the commit, they are read again
+The order is: read rows from Redis, write their deliveries, and only after the commit let Redis delete the rows. If the
+process is killed before the commit, the rows are read again. If it is killed after the commit, they are read again
 too, and the unique delivery ids show that they are repeats. Nothing here waits for a receiver.
 """
 
@@ -46,6 +46,10 @@ TAKE_EVERY_S: Final = 0.1
 IDLE_TAKE_EVERY_S: Final = 1.0
 # The pause after an error of the store, or of Redis. The rows wait in Redis.
 _RETRY_AFTER_S: Final = 1.0
+# A transaction ends with the row that reaches one of these, deliveries or bytes of bodies. A row may have as many
+# deliveries as an app has endpoints, and all other changes wait for this one.
+_MAX_WRITTEN: Final = 500
+_MAX_WRITTEN_BYTES: Final = 4 * 1024 * 1024
 # The UUID namespace of delivery ids. It must never change.
 _NAMESPACE: Final = UUID("6f1c3f5e-9a0e-4d0c-8a5b-3f3f6d2b7c11")
 
@@ -145,8 +149,11 @@ class Intake:
             self._reached_end = False
             if self._announced.is_due():
                 await self._read_announced()
-            if taken.rows:
-                await self._store_deliveries(taken.rows)
+            rows: Sequence[Transition] = taken.rows
+            while rows:
+                rows = rows[await self._store_deliveries(rows) :]
+                # Requests and other changes get their turn.
+                await asyncio.sleep(0)
             if all_answered:
                 self._answered_at = began_at
             self._reached_end = all_answered and not taken.more
@@ -175,10 +182,12 @@ class Intake:
             return 0.0
         return self._answered_at if self._undeleted_since is None else min(self._undeleted_since, self._answered_at)
 
-    async def _store_deliveries(self, rows: Sequence[Transition]) -> None:
+    async def _store_deliveries(self, rows: Sequence[Transition]) -> int:
+        """Writes the deliveries of the first of these rows, in one transaction. Returns of how many."""
         now_s = self._clock()
         read = None if self._known is None else self._known()
-        new = [(row, delivery) for row in rows for delivery in self._deliveries(row, now_s)]
+        count, new = self._first_deliveries(rows, now_s)
+        rows = rows[:count]
         # The endpoints of deliveries that were committed before, perhaps without an answer: then nobody knows them.
         found: set[str] = set()
         written: list[Waiting] = []
@@ -219,6 +228,21 @@ class Intake:
             for row, delivery in new:
                 if row.trace is not None and delivery["id"] in written_ids:
                     self._on_traced(row, delivery["id"], delivery["endpoint_id"])
+        return count
+
+    def _first_deliveries(
+        self, rows: Sequence[Transition], now_s: float
+    ) -> tuple[int, list[tuple[Transition, dict[str, Any]]]]:
+        """The deliveries of as many rows as one transaction takes, and how many rows these are."""
+        new: list[tuple[Transition, dict[str, Any]]] = []
+        size = 0
+        for count, row in enumerate(rows, 1):
+            of_row = self._deliveries(row, now_s)
+            new += [(row, delivery) for delivery in of_row]
+            size += sum(len(delivery["body"]) for delivery in of_row)
+            if len(new) >= _MAX_WRITTEN or size >= _MAX_WRITTEN_BYTES:
+                return count, new
+        return len(rows), new
 
     async def _divide(
         self, connection: AsyncConnection, deliveries: Sequence[dict[str, Any]]

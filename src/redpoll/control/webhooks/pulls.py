@@ -112,8 +112,7 @@ class Pulls:
             return [], left_s
         async with self._turns.of(app_id), self._store.change() as connection:
             now_s = self._clock()
-            waiting = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit)
-            chosen = _up_to_bytes(waiting)
+            chosen = await pulled_rows.due(connection, endpoints, now_s, self._max_attempts, limit, _MAX_BYTES)
             await pulled_rows.hand_out(
                 connection, chosen, now_s, [now_s + self._pause_s(one) for one in chosen], Outcome.UNACKED
             )
@@ -228,15 +227,3 @@ class Pulls:
                 attempt=one.attempts + 1,
             )
         return Handed(one.id, one.endpoint_id, one.event, one.channel, one.attempts + 1, signed, one.body)
-
-
-def _up_to_bytes(waiting: Sequence[Waiting]) -> list[Waiting]:
-    """The first of these with at most _MAX_BYTES together, and at least one."""
-    chosen: list[Waiting] = []
-    size = 0
-    for one in waiting:
-        size += len(one.body)
-        if chosen and size > _MAX_BYTES:
-            break
-        chosen.append(one)
-    return chosen

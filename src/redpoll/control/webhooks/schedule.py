@@ -3,7 +3,8 @@
 A new delivery is attempted at once. After a failure it is retried after the pauses of the setting
 `webhook_retry_after_s`; after the last one it is a dead letter. The store has all waiting deliveries, so a kill loses
 none: the next process repeats attempts that were running. Each endpoint has its own queue and bounds, so a slow or dead
-receiver doesn't delay the others. A few hundred deliveries per endpoint are in memory, the rest in the store.
+receiver doesn't delay the others. A part of each endpoint's deliveries is in memory (endpoint_queue.py), the rest in
+the store.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.tracing.spans import Spans
 from redpoll.control.webhooks.batches import MAX_EVENTS
-from redpoll.control.webhooks.endpoint_queue import ChangesDuringRead, EndpointQueue
+from redpoll.control.webhooks.endpoint_queue import MAX_READY, ChangesDuringRead, EndpointQueue, Memory
 from redpoll.control.webhooks.endpoints import Endpoints
 from redpoll.control.webhooks.outcomes import INTERNAL_REASON, Attempt, Outcome
 from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.results import Results, result_of
 from redpoll.control.webhooks.sender import Sender
 from redpoll.protocol.apps import Key
-from redpoll.store import deliveries as delivery_rows
+from redpoll.store import due_deliveries
 from redpoll.store.deliveries import Result, Waiting
 from redpoll.store.leadership import Changes
 from redpoll.store.sqlite import reason_of
@@ -47,9 +48,6 @@ _MAX_UNWRITTEN: Final = 64
 _FAILING_AFTER: Final = 20
 _MAX_RUNNING_FAILING: Final = 8
 _FAILING_PAUSE_S: Final = 0.005
-# Ready deliveries in memory per endpoint; below the second number more are read from the store.
-_MAX_READY: Final = 512
-_REFILL_BELOW: Final = 128
 # The pause between two reads of the store for one endpoint, because its retries may become due one by one.
 _READ_PAUSE_S: Final = 0.1
 # No timer is longer, so that a change of the system clock is noticed in time.
@@ -103,8 +101,9 @@ class Schedule:
         self._clock_known = False
         self._waiting_found = False
         self._loop = asyncio.get_running_loop()
+        self._memory = Memory()
         self._queues: dict[str, EndpointQueue] = {
-            endpoint.id: EndpointQueue(endpoint.id) for endpoint in endpoints.every()
+            endpoint.id: EndpointQueue(endpoint.id, self._memory) for endpoint in endpoints.every()
         }
         # Those that aren't idle, and those of them that changed since the last step: an endpoint costs nothing while
         # nothing is sent to it.
@@ -130,7 +129,7 @@ class Schedule:
         for item in written:
             queue = touched.get(item.endpoint_id) or self._queue_of(item.endpoint_id)
             touched[item.endpoint_id] = queue
-            if queue.more_in_store or len(queue.ready) >= _MAX_READY:
+            if queue.more_in_store or queue.is_full:
                 queue.more_in_store = True
             elif queue.during_read is not None:
                 # They come after the ones that are being read, which are older.
@@ -161,7 +160,7 @@ class Schedule:
         """The operator discarded these deliveries: attempts that are not running don't start."""
         queue = self._queues.get(endpoint_id)
         if queue is not None:
-            queue.withdrawn |= queue.loaded.intersection(numbers)
+            queue.withdrawn |= queue.loaded.keys() & set(numbers)
             if queue.during_read is not None:
                 queue.during_read.removed.update(numbers)
 
@@ -215,7 +214,7 @@ class Schedule:
                 continue
             if queue.next_at is not None and self._now() >= queue.next_at:
                 queue.more_in_store, queue.next_at = True, None
-            wanted = queue.more_in_store and len(queue.ready) < _REFILL_BELOW
+            wanted = queue.wants_more
             if wanted and self._loop.time() >= queue.read_after:
                 try:
                     await self._refill(queue)
@@ -238,7 +237,7 @@ class Schedule:
         if not self._clock_known or abs(now_s - before_s) >= _CLOCK_JUMP_S:
             try:
                 async with self._store.change() as connection:
-                    await delivery_rows.move_due_times(
+                    await due_deliveries.move_due_times(
                         connection,
                         before_s=before_s,
                         now_s=now_s,
@@ -282,7 +281,7 @@ class Schedule:
     def _queue_of(self, endpoint_id: str) -> EndpointQueue:
         queue = self._queues.get(endpoint_id)
         if queue is None:
-            queue = self._queues[endpoint_id] = EndpointQueue(endpoint_id)
+            queue = self._queues[endpoint_id] = EndpointQueue(endpoint_id, self._memory)
         return queue
 
     def _sends_to(self, queue: EndpointQueue) -> bool:
@@ -301,7 +300,7 @@ class Schedule:
         with_waiting = {queue.endpoint_id for queue in queues}
         try:
             async with self._store.reading() as connection:
-                with_waiting = await delivery_rows.endpoints_with_waiting(connection)
+                with_waiting = await due_deliveries.endpoints_with_waiting(connection)
         except SQLAlchemyError as error:
             log.error("webhook deliveries not read", reason=reason_of(error))
         finally:
@@ -310,36 +309,32 @@ class Schedule:
                 if queue.endpoint_id in with_waiting or not self._sends_to(queue):
                     queue.more_in_store = True
                 elif not queue.more_in_store:
-                    for item in changes.added:
-                        if item.number not in changes.removed:
-                            queue.load(item)
+                    queue.load_read((), changes)
                     self._start_attempts(queue)
 
     async def _refill(self, queue: EndpointQueue) -> None:
         now_s = self._now()
-        limit = _MAX_READY + len(queue.loaded)
+        # Those that are loaded still wait in the store.
+        limit, loaded = MAX_READY + len(queue.loaded), set(queue.loaded)
         # Reset before the read: what is written during it comes through `add`, or sets these again.
         queue.more_in_store, queue.next_at, queue.during_read = False, None, (changes := ChangesDuringRead())
         queue.read_after = self._loop.time() + _READ_PAUSE_S
         try:
             async with self._store.reading() as connection:
-                waiting = await delivery_rows.due(connection, queue.endpoint_id, now_s, limit)
-                next_at = await delivery_rows.next_due(connection, queue.endpoint_id, now_s)
+                due = await due_deliveries.due(connection, queue.endpoint_id, now_s, limit, queue.room, loaded)
+                next_at = await due_deliveries.next_due(connection, queue.endpoint_id, now_s)
         except BaseException:
             queue.more_in_store = True
             raise
         finally:
             queue.during_read = None
-        queue.more_in_store = queue.more_in_store or len(waiting) == limit
+        queue.more_in_store = queue.more_in_store or due.more
         if next_at is not None and (queue.next_at is None or next_at < queue.next_at):
             queue.next_at = next_at
         if not self._sends_to(queue):
             queue.more_in_store = True
             return
-        # If the store has more, the deliveries added during the read come after those and are read later.
-        for item in waiting if queue.more_in_store else waiting + changes.added:
-            if item.number not in changes.removed:
-                queue.load(item)
+        queue.load_read(due.waiting, changes)
 
     # -- attempts
 
@@ -401,7 +396,7 @@ class Schedule:
             queue.ready.done(*items)
         self._record(queue, endpoint, items, begun_s, attempt)
         self._start_attempts(queue)
-        if queue.more_in_store and len(queue.ready) < _REFILL_BELOW:
+        if queue.wants_more:
             self._touch(queue)
 
     def _record(

@@ -18,9 +18,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 from uuid import uuid4
 
-import structlog
-from sqlalchemy.exc import SQLAlchemyError
-
 from redpoll.cluster.outbox import Outbox
 from redpoll.cluster.transition import Transition
 from redpoll.config.settings import Settings
@@ -35,31 +32,21 @@ from redpoll.control.webhooks.payloads import STANDARD, headers, render
 from redpoll.control.webhooks.pulls import Pulls
 from redpoll.control.webhooks.schedule import Schedule
 from redpoll.control.webhooks.sender import Sender, Target
+from redpoll.control.webhooks.tidying import MAX_FINISHED, TIDY_EVERY_S, Tidying
 from redpoll.control.webhooks.waiting_bound import WaitingBound
 from redpoll.control.webhooks.wanted import ALL, check_has_url
 from redpoll.protocol.apps import Key
 from redpoll.store import deliveries as delivery_rows
-from redpoll.store import old_deliveries
 from redpoll.store.audit import Actor
 from redpoll.store.deliveries import STATES, AttemptRow, Delivery, Depth, Waiting
 from redpoll.store.leadership import Changes
-from redpoll.store.sqlite import reason_of
 from redpoll.store.store import Store
 from redpoll.store.webhooks import Endpoint
 
 __all__ = ["FAILING_AFTER_S", "Webhooks"]
 
-log = structlog.get_logger(__name__)
-
 # An endpoint is shown as failing only if every attempt has failed for this long.
 FAILING_AFTER_S: Final = 300.0
-# Finished deliveries are kept for people to look at: for this long, and at most this many per endpoint and state.
-_KEEP_S: Final = 7 * 86_400.0
-_MAX_FINISHED: Final = 1_000
-# Those of the last minute in which Redis answered are always kept. After a power loss it may have rows again that it
-# had deleted; their deliveries must still be in the store to be recognized as repeats.
-_KEEP_ALL_S: Final = 60.0
-_TIDY_EVERY_S: Final = 5.0
 _FINISH_WITHIN_S: Final = 3.0
 _MAX_SHOWN: Final = 10_000
 
@@ -69,11 +56,11 @@ class Webhooks:
     the outbox and sends: from `start()` until `stop()`.
 
     `endpoints` and `dead_letters` are the parts that change records, `pulls` hands out what back ends pull, on every
-    node. While it leads, `intake` reads the outbox and `schedule` sends; otherwise both are None. `attempts_by_app`
-    has, by app id, how many attempts succeeded and how many failed since the start, of those that are pulled on this
-    node too; the dashboard's sampler removes deleted apps. `clock()` returns Unix seconds, `steady()` seconds of a
-    clock that is never set. Methods raise RecordError, with a sentence for people, if something isn't possible. Times
-    are Unix seconds.
+    node, `tidying` counts and removes. While it leads, `intake` reads the outbox and `schedule` sends; otherwise both
+    are None. `attempts_by_app` has, by app id, how many attempts succeeded and how many failed since the start, of
+    those that are pulled on this node too; the dashboard's sampler removes deleted apps. `clock()` returns Unix
+    seconds, `steady()` seconds of a clock that is never set. Methods raise RecordError, with a sentence for people, if
+    something isn't possible. Times are Unix seconds.
     """
 
     def __init__(
@@ -84,17 +71,14 @@ class Webhooks:
         *,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
-        tidy_every_s: float = _TIDY_EVERY_S,
-        max_finished: int = _MAX_FINISHED,
+        tidy_every_s: float = TIDY_EVERY_S,
+        max_finished: int = MAX_FINISHED,
     ) -> None:
         self._store = store
-        self._leader_store: Changes = store
         self._records = records
         self._settings = settings
         self._clock = clock
         self._steady = steady
-        self._tidy_every_s = tidy_every_s
-        self._max_finished = max_finished
         self.attempts_by_app: dict[str, tuple[int, int]] = {}
         self._bound = WaitingBound(settings.webhook_max_waiting, steady)
         self.endpoints = Endpoints(store, records, self._get_sender, clock, self._endpoint_changed)
@@ -109,12 +93,23 @@ class Webhooks:
             self.attempts_by_app,
         )
         self.dead_letters = DeadLetters(store, self.endpoints, clock, self._endpoint_has_due, self._discarded)
+        self.tidying = Tidying(
+            store,
+            records,
+            self.endpoints,
+            self.pulls,
+            self._bound,
+            settings.webhook_max_dead_letters,
+            clock,
+            steady,
+            tidy_every_s,
+            max_finished,
+        )
         self._sender: Sender | None = None
         self.intake: Intake | None = None
         self.schedule: Schedule | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._depths: Mapping[str, Depth] = {}
-        self._dead_letters_removed = 0
+        self._forgetting: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """Reads the endpoints and sets the hook masks of the apps. Call it after `Records.load`."""
@@ -123,6 +118,7 @@ class Webhooks:
     def prepare(self) -> None:
         """Raises RecordError for unusable settings."""
         self._get_sender()
+        self._forgetting = asyncio.get_running_loop().create_task(self.tidying.forget_repeatedly())
 
     def start(
         self,
@@ -133,7 +129,7 @@ class Webhooks:
     ) -> None:
         """Starts to read the outbox and to send. `on_traced`: see Intake, `spans`: see Schedule. `store` is used for
         what only the leader may change. Raises RecordError for unusable settings."""
-        self._leader_store = store = store or self._store
+        store = store or self._store
         sender = self._get_sender()
         self.schedule = Schedule(
             store,
@@ -165,7 +161,7 @@ class Webhooks:
         self._tasks = [
             loop.create_task(self.schedule.run(), name="webhook schedule"),
             loop.create_task(self.intake.run(), name="webhook intake"),
-            loop.create_task(self._tidy_repeatedly(), name="webhook tidying"),
+            loop.create_task(self.tidying.run(store, self.schedule, self.intake), name="webhook tidying"),
         ]
 
     async def stop(self, within_s: float) -> None:
@@ -183,18 +179,21 @@ class Webhooks:
     async def finish(self, within_s: float = _FINISH_WITHIN_S) -> None:
         """Stops in order. The next process repeats attempts that take longer."""
         await self.stop(within_s)
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.gather(self._forgetting, return_exceptions=True)
         if self._sender is not None:
             await self._sender.close()
             self._sender = None
 
     def counters(self) -> Mapping[str, float]:
-        """The counters for metrics.FAMILIES; those of waiting and failed deliveries are up to 5 s old. A node that
-        doesn't lead has those of what was pulled here."""
+        """The counters for metrics.FAMILIES; those of waiting and failed deliveries are as of the last count. A
+        node that doesn't lead has those of what was pulled here."""
         attempts = Counter(self.pulls.attempts)
         if self.schedule is None or self.intake is None:
             return {f"webhook_attempts_{outcome}_total": count for outcome, count in attempts.items()}
         attempts.update(self.schedule.attempts)
-        depths = self._depths.values()
+        depths = self.tidying.depths.values()
         oldest = [depth.oldest_at for depth in depths if depth.oldest_at is not None]
         counters: dict[str, float] = {
             "webhook_transitions_total": self.intake.taken_total,
@@ -202,7 +201,7 @@ class Webhooks:
             "webhook_deliveries_waiting": sum(depth.waiting for depth in depths),
             "webhook_oldest_seconds": max(0.0, self._clock() - min(oldest)) if oldest else 0.0,
             "webhook_dead_letters": sum(depth.failed for depth in depths),
-            "webhook_dead_letters_removed_total": self._dead_letters_removed,
+            "webhook_dead_letters_removed_total": self.tidying.dead_letters_removed,
             "webhook_deliveries_dropped_total": self._bound.dropped_total,
             "webhook_failed_total": self.schedule.failed_total + self.pulls.failed_total,
             "webhook_attempts_running": self.schedule.running,
@@ -347,69 +346,6 @@ class Webhooks:
         if self.schedule is not None:
             for delivery in deliveries:
                 self.schedule.withdraw(delivery.endpoint_id, (delivery.number,))
-
-    async def _tidy_repeatedly(self) -> None:
-        while True:
-            try:
-                await self.tidy()
-            except SQLAlchemyError as error:
-                log.warning("webhook tidying failed", reason=reason_of(error))
-            except Exception:
-                # Our own bug must not end the tidying.
-                log.exception("webhook tidying failed")
-            await asyncio.sleep(self._tidy_every_s)
-
-    async def tidy(self) -> None:
-        """Counts waiting deliveries, completes deletions that a kill interrupted, and removes old deliveries."""
-        assert self.schedule is not None
-        assert self.intake is not None
-        endpoints = self.endpoints.every()
-        async with self._store.reading() as connection:
-            self._depths = await delivery_rows.depths(connection, None, sum_from=self._bound.sum_from)
-        self._bound.look(self._depths)
-        for endpoint in endpoints:
-            depth = self._depths.get(endpoint.id)
-            if endpoint.deleted_at is not None and endpoint.app_id not in self._records.apps:
-                await self.endpoints.remove_deliveries(endpoint.id)
-            elif endpoint.deleted_at is not None and depth is not None and depth.waiting:
-                await self.endpoints.discard_waiting(endpoint.id)
-            elif self._store.shared and depth is not None and depth.waiting:
-                self.schedule.look_again(endpoint.id)
-        await self.pulls.run_out(self._leader_store)
-        now_s = self._clock()
-        before = min(now_s, self.intake.forgotten_before()) - _KEEP_ALL_S
-        await self._prune(now_s - _KEEP_S, before)
-        await self._limit_dead_letters(before)
-        await self.endpoints.forget_deleted()
-        self.schedule.forget(self.endpoints.known)
-        await self._store.shrink()
-
-    async def _prune(self, older_than: float, before: float) -> None:
-        keep = self._max_finished
-        async with self._store.reading() as connection:
-            to_prune = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
-        for endpoint_id in to_prune:
-            removed = 1
-            while removed:
-                async with self._leader_store.change() as connection:
-                    removed = await old_deliveries.remove_finished(
-                        connection, endpoint_id, keep=keep, older_than=older_than, before=before
-                    )
-
-    async def _limit_dead_letters(self, before: float) -> None:
-        """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
-        keep = self._settings.webhook_max_dead_letters
-        for endpoint_id in [one for one, depth in self._depths.items() if depth.failed > keep]:
-            removed, total = 1, 0
-            while removed:
-                async with self._leader_store.change() as connection:
-                    removed = await old_deliveries.remove_dead_letters(
-                        connection, endpoint_id, keep=keep, before=before
-                    )
-                total += removed
-            if total:
-                self._dead_letters_removed += total
-                log.warning("oldest dead letters removed", endpoint=endpoint_id, count=total)
 
 
 def _example(endpoint: Endpoint, now_s: float) -> Transition:

@@ -1,0 +1,181 @@
+"""What the leader does every few seconds: it counts what waits, completes deletions, and removes what is too old or too
+much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from redpoll.control.records.records import Records
+from redpoll.control.webhooks.endpoints import Endpoints
+from redpoll.control.webhooks.intake import Intake
+from redpoll.control.webhooks.pulls import Pulls
+from redpoll.control.webhooks.schedule import Schedule
+from redpoll.control.webhooks.waiting_bound import WaitingBound
+from redpoll.store import deliveries as delivery_rows
+from redpoll.store import due_deliveries, old_deliveries
+from redpoll.store.deliveries import Depth
+from redpoll.store.leadership import Changes
+from redpoll.store.sqlite import reason_of
+from redpoll.store.store import Store
+
+__all__ = ["MAX_FINISHED", "TIDY_EVERY_S", "Tidying"]
+
+log = structlog.get_logger(__name__)
+
+# Finished deliveries are kept for people to look at: for this long, and at most this many per endpoint and state.
+_KEEP_S: Final = 7 * 86_400.0
+MAX_FINISHED: Final = 1_000
+# Those of the last minute in which Redis answered are always kept. After a power loss it may have rows again that it
+# had deleted; their deliveries must still be in the store to be recognized as repeats.
+_KEEP_ALL_S: Final = 60.0
+TIDY_EVERY_S: Final = 5.0
+_FORGET_EVERY_S: Final = 3_600.0
+# A count reads all that wait, perhaps millions. The next one is due after this many times the time that it took.
+_COUNT_PAUSES: Final = 50
+
+
+class Tidying:
+    """`run` while this node leads, `forget_repeatedly` on every node of a running server.
+
+    `depths` are those of the last count, `dead_letters_removed` counts those beyond `max_dead_letters`. `clock()`
+    returns Unix seconds, `steady()` seconds of a clock that is never set.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        records: Records,
+        endpoints: Endpoints,
+        pulls: Pulls,
+        bound: WaitingBound,
+        max_dead_letters: int,
+        clock: Callable[[], float],
+        steady: Callable[[], float],
+        every_s: float,
+        max_finished: int,
+    ) -> None:
+        self.depths: Mapping[str, Depth] = {}
+        self.dead_letters_removed = 0
+        self._store = store
+        self._records = records
+        self._endpoints = endpoints
+        self._pulls = pulls
+        self._bound = bound
+        self._max_dead_letters = max_dead_letters
+        self._clock = clock
+        self._steady = steady
+        self._every_s = every_s
+        self._max_finished = max_finished
+        # On the steady clock: when what waits is counted next.
+        self._count_at = 0.0
+
+    async def forget_repeatedly(self) -> None:
+        """On nodes that don't lead, deleted endpoints would stay in memory."""
+        while True:
+            await asyncio.sleep(_FORGET_EVERY_S)
+            try:
+                await self._endpoints.forget_removed()
+            except SQLAlchemyError as error:
+                log.debug("removed webhooks not forgotten", reason=reason_of(error))
+            except Exception:
+                # Our own bug must not end it.
+                log.exception("removed webhooks not forgotten")
+
+    async def run(self, store: Changes, schedule: Schedule, intake: Intake) -> None:
+        """`store` is used for what only the leader may change."""
+        self._count_at = 0.0
+        while True:
+            await self.tidy(store, schedule, intake)
+            await asyncio.sleep(self._every_s)
+
+    async def tidy(self, store: Changes, schedule: Schedule, intake: Intake) -> None:
+        """One round. A step that fails doesn't stop the others: a count may take longer than a statement may."""
+
+        async def forget() -> None:
+            await self._endpoints.forget_deleted()
+            schedule.forget(self._endpoints.known)
+
+        steps: tuple[Callable[[], Awaitable[object]], ...] = (
+            self._count,
+            lambda: self._follow_others(schedule),
+            lambda: self._pulls.run_out(store),
+            lambda: self._remove(store, intake),
+            forget,
+            self._store.shrink,
+        )
+        reasons: dict[str, None] = {}
+        for step in steps:
+            try:
+                await step()
+            except SQLAlchemyError as error:
+                reasons[reason_of(error)] = None
+            except Exception:
+                # Our own bug must not end the tidying.
+                log.exception("webhook tidying failed")
+        if reasons:
+            log.warning("webhook tidying failed", reason="; ".join(reasons))
+
+    async def _count(self) -> None:
+        began = self._steady()
+        if began < self._count_at:
+            return
+        try:
+            async with self._store.reading() as connection:
+                self.depths = await delivery_rows.depths(connection, None, sum_from=self._bound.sum_from)
+        finally:
+            ended = self._steady()
+            self._count_at = ended + _COUNT_PAUSES * (ended - began)
+        self._bound.look(self.depths)
+
+    async def _follow_others(self, schedule: Schedule) -> None:
+        """Completes deletions that a kill interrupted, and finds what another node made due."""
+        async with self._store.reading() as connection:
+            with_waiting = await due_deliveries.endpoints_with_waiting(connection)
+        for endpoint in self._endpoints.every():
+            waits = endpoint.id in with_waiting
+            if endpoint.deleted_at is not None and endpoint.app_id not in self._records.apps:
+                await self._endpoints.remove_deliveries(endpoint.id)
+            elif endpoint.deleted_at is not None and waits:
+                await self._endpoints.discard_waiting(endpoint.id)
+            elif self._store.shared and waits:
+                schedule.look_again(endpoint.id)
+
+    async def _remove(self, store: Changes, intake: Intake) -> None:
+        now_s = self._clock()
+        before = min(now_s, intake.forgotten_before()) - _KEEP_ALL_S
+        await self._remove_finished(store, now_s - _KEEP_S, before)
+        await self._limit_dead_letters(store, before)
+
+    async def _remove_finished(self, store: Changes, older_than: float, before: float) -> None:
+        keep = self._max_finished
+        async with self._store.reading() as connection:
+            to_prune = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
+        for endpoint_id in to_prune:
+            removed = 1
+            while removed:
+                async with store.change() as connection:
+                    removed = await old_deliveries.remove_finished(
+                        connection, endpoint_id, keep=keep, older_than=older_than, before=before
+                    )
+
+    async def _limit_dead_letters(self, store: Changes, before: float) -> None:
+        """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
+        keep = self._max_dead_letters
+        async with self._store.reading() as connection:
+            to_limit = await old_deliveries.endpoints_to_limit(connection, keep=keep)
+        for endpoint_id in to_limit:
+            removed, total = 1, 0
+            while removed:
+                async with store.change() as connection:
+                    removed = await old_deliveries.remove_dead_letters(
+                        connection, endpoint_id, keep=keep, before=before
+                    )
+                total += removed
+            if total:
+                self.dead_letters_removed += total
+                log.warning("oldest dead letters removed", endpoint=endpoint_id, count=total)
