@@ -45,6 +45,16 @@ def test_app_is_imported_with_its_key_settings_and_webhooks(typed, file):
     assert (webhook["url"], webhook["format"]) == ("https://shop.example/h", "pusher")
 
 
+def test_limits_in_place_of_none_are_accepted(typed, tmp_path):
+    """The roster of a full presence channel must fit into half of max_unsent_bytes."""
+    (tmp_path / ".env").write_text("REVERB_APP_ID=shop\nREVERB_APP_KEY=k\nREVERB_APP_SECRET=s\n")
+    (app,) = json.loads(typed("import", "reverb", str(tmp_path / ".env"), "--json").stdout)["apps"]
+    assert app["outcome"] == "created"
+    settings = json.loads(typed("app", "set", "shop", "--json").stdout)["settings"]
+    names = ("max_presence_members", "max_user_info_bytes", "max_batch", "cache_ttl_s")
+    assert [settings[name] for name in names] == [240, 2_048, 100, 604_800]
+
+
 def test_repeated_import_changes_nothing(typed, file):
     typed("import", "soketi", file)
     (app,) = json.loads(typed("import", "soketi", file, "--json").stdout)["apps"]

@@ -67,6 +67,19 @@ def test_dead_node_that_writes_nothing_stays_dead_after_a_pause_of_the_reader():
     assert nodes.dead == set()
 
 
+def test_what_is_found_in_an_own_redis_is_dead_until_it_changes():
+    """Members of a killed server were listed beside those who had come back, until four reads had passed."""
+    nodes, later = Nodes(ME, alone=True), "c" * 12
+    leader, found = f"{OTHER} 7 1".encode(), entry(1, "an earlier name", started=900.0)
+    nodes.read(leader, {ME: entry(1), OTHER: found}, 0.0)
+    assert nodes.dead == {OTHER}
+    assert nodes.replaceable("one", 200.0) == leader.decode()
+    nodes.read(leader, {ME: entry(2), OTHER: found, later: entry(1)}, 1.0)
+    assert nodes.dead == {OTHER}
+    nodes.read(leader, {ME: entry(3), OTHER: entry(2), later: entry(2)}, 2.0)
+    assert nodes.dead == set()
+
+
 def test_nodes_that_redis_lost_are_alive_until_four_further_reads_do_not_show_them():
     nodes, third = Nodes(ME), "c" * 12
     for beat in (1, 2):

@@ -38,6 +38,7 @@ class Supervisor:
         term: int = 0,
         started: float = 100.0,
         every_s: float = EVERY_S,
+        alone: bool = False,
     ):
         self.run, self.name, self.store, self.stored_term, self.started = run, name, store, term, started
         self.workers = [1, 2]
@@ -49,7 +50,7 @@ class Supervisor:
         self.messages: list[NodesChanged] = []
         self.terms: list[int | None] = []
         self.drains: list[float | None] = []
-        self.heartbeat = Heartbeat(url, "rp", run, self.describe, self, every_s=every_s)
+        self.heartbeat = Heartbeat(url, "rp", run, self.describe, self, every_s=every_s, alone=alone)
 
     def start(self) -> None:
         self.heartbeat.start()
@@ -186,6 +187,20 @@ async def test_restarted_node_leads_at_once_with_a_greater_term(make, wait_until
     # It didn't wait until the first one counts as dead.
     assert again.sees(one=True)
     assert again.terms == [2]
+
+
+async def test_killed_run_in_an_own_redis_is_dead_at_the_first_reply(make, wait_until):
+    """Its members stayed listed for 4 s beside those who had come back. A container has another name at each start."""
+    first = make("a", "one")
+    first.start()
+    await wait_until(lambda: first.leads)
+    await first.kill()
+    again = make("b", "two", term=1, alone=True)
+    again.start()
+    await wait_until(lambda: again.leads)
+    said = [{node.run: node.alive for node in message.nodes} for message in again.messages]
+    assert said[0] == {first.run: False, again.run: True}
+    assert all(alive == said[0] for alive in said)
 
 
 async def test_live_node_with_another_record_store_is_refused_and_the_first_is_unaffected(make, wait_until):

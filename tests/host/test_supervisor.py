@@ -68,6 +68,21 @@ async def test_a_server_whose_record_store_is_replaced_by_another_one_ends(tree,
     assert said(ShardKey("bb" * 16)) not in tree.notes("worker0")
 
 
+async def test_after_a_crash_of_the_whole_server_its_control_reaps_what_the_killed_run_held(tree, wait_until):
+    """With an embedded Redis, which no other server uses. Its workers were reaped 4 s later."""
+    tree.does("control", "records")
+    tree.start(workers=1, redis_url="")
+    await wait_until(lambda: said(Lead(4)) in tree.notes("control"))
+    killed = tree.notes("control")[0]["run"]
+    os.kill(tree.process.pid, signal.SIGKILL)
+    tree.process.wait(60)
+    tree.start(workers=1, redis_url="")
+    await wait_until(lambda: len(tree.pids("control")) == 2 and said(Lead(5)) in tree.notes("control"))
+    own = tree.notes("control")[0]["run"]
+    first = next(note["nodes"] for note in tree.notes("control") if "nodes" in note)
+    assert {node["run"]: node["alive"] for node in first} == {killed: False, own: True}
+
+
 async def test_node_leads_alone_tells_control_and_leaves_redis_as_it_was(tree, redis, wait_until):
     tree.redis_url = redis.url
     tree.does("control", "records")

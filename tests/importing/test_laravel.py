@@ -76,6 +76,11 @@ return [
 """
 
 
+# What redpoll's apps get where theirs has no limit; laravel-websockets has neither batches nor cache channels.
+UNLIMITED_MEMBERS = {"max_presence_members": "240", "max_user_info_bytes": "2048"}
+UNLIMITED_REVERB = {**UNLIMITED_MEMBERS, "max_batch": "100", "cache_ttl_s": "604800"}
+
+
 def written(tmp_path, text, env=None):
     path = tmp_path / "file"
     path.write_text(text)
@@ -90,7 +95,7 @@ def test_env_of_a_laravel_application_with_reverb(tmp_path):
     plan = laravel.read_reverb(written(tmp_path, REVERB_ENV))
     (app,) = plan.apps
     assert (app.id, app.key, app.secret) == ("my-app", "w1u8kq", "ahb2kq")
-    assert app.settings == {"max_connections": "0", "client_events": "true"}
+    assert app.settings == {"max_connections": "0", "client_events": "true", **UNLIMITED_REVERB}
     assert plan.server == {
         "host": "127.0.0.1",
         "port": 8080,
@@ -108,8 +113,14 @@ def test_reverb_configuration_in_php(tmp_path):
         "allowed_origins": "shop.example,*.shop.example,localhost:5173",
         "client_events": "false",
         "max_data_bytes": "250000",
+        **UNLIMITED_REVERB,
     }
-    assert other.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "250000"}
+    assert other.settings == {
+        "max_connections": "0",
+        "client_events": "true",
+        "max_data_bytes": "250000",
+        **UNLIMITED_REVERB,
+    }
     assert plan.server == {
         "host": "127.0.0.1",
         "tls_port": 8080,
@@ -123,7 +134,13 @@ def test_reverb_configuration_in_php(tmp_path):
         "trigger_rate_per_minute": 0,
     }
     without = {row.theirs: row for row in plan.rows if not row.ours}
-    assert set(without) == {"allowed_origins", "ping_interval", "rate_limiting", "max_connections"}
+    assert set(without) == {
+        "allowed_origins",
+        "ping_interval",
+        "rate_limiting",
+        "max_connections",
+        "rate of client events",
+    }
     assert without["allowed_origins"].value == "app-*.example"
     assert without["max_connections"].value == "$many"
 
@@ -133,9 +150,14 @@ def test_laravel_websockets_in_php(tmp_path):
     plan = laravel.read_laravel_websockets(written(tmp_path, WEBSOCKETS_PHP, env))
     (app,) = plan.apps
     assert (app.id, app.name) == ("app-1", "My shop")
-    assert app.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "256000"}
+    assert app.settings == {
+        "max_connections": "0",
+        "client_events": "true",
+        "max_data_bytes": "256000",
+        **UNLIMITED_MEMBERS,
+    }
     assert plan.server == {"port": 6001, "trigger_rate_per_minute": 0}
-    assert [row.theirs for row in plan.rows if not row.ours] == ["enable_statistics"]
+    assert [row.theirs for row in plan.rows if not row.ours] == ["rate of client events", "enable_statistics"]
 
 
 def test_laravel_websockets_as_environment_file(tmp_path):
@@ -222,8 +244,10 @@ def test_what_only_php_can_compute_in_a_server_of_reverb_is_not_taken_over(tmp_p
         ("", "servers.reverb.options.tls.local_cert", "storage_path('c.pem')"),
         ("", "servers.reverb.scaling.server.password", "…"),
         ("a", "allowed_origins", "array_filter(explode(',', env('ORIGINS', '')))"),
+        ("a", "rate of client events", "none"),
         ("", "options.port", "400 + 43"),
         ("b", "allowed_origins", "$other"),
+        ("b", "rate of client events", "none"),
         ("", "tls.local_pk", "/k.pem"),
     ]
     assert not any(row.theirs == "allowed_origins" and row.note == "all hosts" for row in plan.rows)
@@ -246,4 +270,27 @@ def test_what_only_php_can_compute_in_laravel_websockets_is_not_taken_over(tmp_p
         "ssl.passphrase": "…",
         "replication.mode": "mode()",
     }
-    assert plan.apps[0].settings.keys() == {"max_connections", "client_events"}
+    assert plan.apps[0].settings.keys() == {"max_connections", "client_events", *UNLIMITED_MEMBERS}
+
+
+@pytest.mark.parametrize(
+    ("accepts", "on_public", "is_limited"),
+    [("members", True, True), ("all", True, True), ("none", False, False)],
+)
+def test_limits_that_reverb_does_not_have_are_named(tmp_path, accepts, on_public, is_limited):
+    env = f"{REVERB_ENV}REVERB_APP_ACCEPT_CLIENT_EVENTS_FROM={accepts}\n"
+    rows = {row.theirs: row for row in laravel.read_reverb(written(tmp_path, env)).apps[0].rows}
+    assert "max_unsent_bytes" in rows["members of a presence channel"].note
+    assert ("not on public channels" in rows["accept_client_events_from"].note) == on_public
+    assert ("rate of client events" in rows) == is_limited
+    if is_limited:
+        assert "redpoll allows 10 a second and connection" in rows["rate of client events"].note
+
+
+@pytest.mark.parametrize("are_on", [True, False])
+def test_limits_that_laravel_websockets_does_not_have_are_named(tmp_path, are_on):
+    table = f'[{{"id":"a","key":"k","secret":"s","enable_client_messages":{int(are_on)}}}]'
+    rows = {row.theirs: row for row in laravel.read_laravel_websockets(written(tmp_path, table)).apps[0].rows}
+    assert "max_unsent_bytes" in rows["members of a presence channel"].note
+    assert ("not on public channels" in rows["enable_client_messages"].note) == are_on
+    assert ("rate of client events" in rows) == are_on

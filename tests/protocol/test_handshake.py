@@ -133,6 +133,8 @@ ALLOWED = ("good.example", "*.wild.example", "dev.example:8080", "localhost")
         "https://a.b.wild.example",
         "http://dev.example:8080",
         "capacitor://localhost",
+        "https://good.example/",
+        "http://localhost/",
     ],
 )
 def test_allowed_origins_and_clients_without_origin_may_connect(origin):
@@ -149,7 +151,10 @@ def test_allowed_origins_and_clients_without_origin_may_connect(origin):
         "https://good.example.evil",
         "https://evilgood.example",
         "https://evil.example/good.example",
-        "https://good.example/",
+        "https://good.example//",
+        "https://good.example/x",
+        "http://localhost//",
+        "https:///",
         "https://good.example#",
         "https://GOOD.example",
         "HTTPS://good.example",

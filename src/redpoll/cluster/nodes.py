@@ -2,7 +2,8 @@
 
 A node is one running `redpoll serve`, named by its `run`. Its supervisor calls the script `lead` once a second, which
 stores the node and returns all others. A node whose entry stays the same over four further reads is dead. The same
-rule applies to the leader's entry (cluster/README.md "Nodes and the leader").
+rule applies to the leader's entry (cluster/README.md "Nodes and the leader"). On a Redis that a server starts for
+itself, the entries that it finds are those of its own earlier runs, which are dead.
 """
 
 from __future__ import annotations
@@ -139,20 +140,22 @@ class Unchanged:
 
 class Nodes:
     """The nodes as of the last reply to `lead`. `run` is the reader's own, which is never dead. Every node sends a
-    heartbeat every `every_s`.
+    heartbeat every `every_s`. `alone`: no other node can have been alive before the first reply. Its other entries are
+    dead until they change.
 
     `by_run` has every readable entry, `dead` the runs among them that have ended. `changed` are the runs whose entry
     changed since it was first read, so that they certainly live or lived a moment ago. `greatest_term` is the greatest
     one that was ever read.
     """
 
-    def __init__(self, run: str, every_s: float = 1.0) -> None:
+    def __init__(self, run: str, every_s: float = 1.0, *, alone: bool = False) -> None:
         self.by_run: dict[str, Node] = {}
         self.dead: set[str] = set()
         self.changed: set[str] = set()
         self.leader = Leader("-", 0, "")
         self.greatest_term = 0
         self._run = run
+        self._alone = alone
         # Entries that Redis lost, until their node writes them again or is dead.
         self._lost: dict[str, bytes] = {}
         # Reads that come sooner, because a process died, don't count.
@@ -176,12 +179,13 @@ class Nodes:
                 self.by_run[run] = msgspec.json.decode(entry, type=Node)
             except msgspec.DecodeError as error:
                 log.error("node unreadable", run=run, reason=str(error))
+        ended = self._alone and not before
         # A pause restarts the count. A node that was dead before it is still dead if it has written nothing since.
         self.dead = {
             run
             for run, entry in entries.items()
             if run != self._run
-            and (self._unchanged.reads(run) >= _MAX_SAME or (run in self.dead and before.get(run) == entry))
+            and (ended or self._unchanged.reads(run) >= _MAX_SAME or (run in self.dead and before.get(run) == entry))
         }
 
     def known(self) -> list[KnownNode]:
@@ -213,7 +217,7 @@ class Nodes:
         leader = self.leader
         if leader.run in ("-", self._run):
             return ""
-        if self._unchanged.reads(_LEADER) >= _MAX_SAME:
+        if self._unchanged.reads(_LEADER) >= _MAX_SAME or leader.run in self.dead:
             return leader.text
         node = self.by_run.get(leader.run)
         earlier = node is not None and node.name == name and node.started < started

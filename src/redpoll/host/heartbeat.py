@@ -67,7 +67,7 @@ class Heartbeat:
     """`describe(store, beat)` returns what the node says about itself now. Call `start`, and `know_store` as soon as
     the control process knows its record store; nothing is written before. Create it inside the running loop.
 
-    `link` is its connection to Redis."""
+    `link` is its connection to Redis. `alone` is as in `Nodes`: this node has started the Redis for itself."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Heartbeat:
         listener: Listener,
         *,
         every_s: float = _EVERY_S,
+        alone: bool = False,
     ) -> None:
         self.term: int | None = None
         self.drain_within_s: float | None = None
@@ -87,7 +88,7 @@ class Heartbeat:
         self._every_s = every_s
         self.link = open_link(redis_url, max_delay_s=_MAX_DELAY_S)
         self._keys = Keys(prefix, sharded=self.link.sharded)
-        self._nodes = Nodes(run, every_s)
+        self._nodes = Nodes(run, every_s, alone=alone)
         self._answered_at = float("-inf")
         self._store: str | None = None
         self._stored_term = 0
@@ -215,7 +216,7 @@ class Heartbeat:
         self._report(node.name)
         self._take_drain(drained)
         if node.serves and not replaces and nodes.replaceable(node.name, node.started):
-            # An earlier run of this node leads. It can be replaced at once.
+            # The leader is dead, or an earlier run of this node. It can be replaced at once.
             self._wake.set()
 
     def _count_lacking(self) -> None:

@@ -105,10 +105,11 @@ class Supervisor:
         self._ends_with_terminal = False
         self._first_start = FirstStart(settings, place.folder)
         self._children = children = Children(settings, place, sockets, self._send_alive, self._started, self._received)
-        self._heartbeat = Heartbeat(children.redis_url, settings.redis_prefix, children.run, self._describe, self)
+        alone, prefix = place.redis_binary is not None, settings.redis_prefix
+        self._heartbeat = Heartbeat(children.redis_url, prefix, children.run, self._describe, self, alone=alone)
         self._tickets: TicketKeyring | None = None
         if sockets.tls:
-            self._tickets = TicketKeyring(children.redis_url, settings.redis_prefix, children.workers, self._announce)
+            self._tickets = TicketKeyring(children.redis_url, prefix, children.workers, self._announce)
         self._cut_off = CutOffWorkers(children.workers, self._heartbeat, self._send_alive)
 
     async def run(self) -> int:
@@ -346,9 +347,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
             elif child.process and child.unanswered_at_start == _MAX_SILENT_PINGS_AT_START:
                 log.error(
-                    "child killed, it does not start",
-                    child=child.name,
-                    unanswered_pings=_MAX_SILENT_PINGS_AT_START,
+                    "child killed, it does not start", child=child.name, unanswered_pings=_MAX_SILENT_PINGS_AT_START
                 )
                 child.signal(signal.SIGKILL)
 

@@ -1,6 +1,7 @@
 """Reverb and laravel-websockets: an application's `.env`, or the package's file in Laravel's `config` folder.
 
 An environment file has only what the package's own configuration reads from it, so the rest has the package's defaults.
+Where they have no limit and redpoll has one, an app gets a larger one than by default, and the plan names it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from urllib.parse import quote
 from redpoll.importing.documents import Document
 from redpoll.importing.php import Expression, env_value
 from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
+from redpoll.protocol.apps import SETTINGS
 
 __all__ = ["read_laravel_websockets", "read_reverb"]
 
 # redpoll's own limit of a message from a client, which theirs may exceed.
 _OUR_MESSAGE_BYTES: Final = 65_536
 _OUR_DATA_BYTES: Final = 10_240
+# Where theirs have no limit. A full channel's list of members of this size, each with an id of 128 characters, still
+# fits into half of the default of max_unsent_bytes (control/records/checks.py, `check_roster`).
+_MEMBERS: Final = 240
+_USER_INFO_BYTES: Final = 2_048
+_BATCH: Final = 100
+_NOT_ON_PUBLIC: Final = "not on public channels, as with Pusher"
 _COMPUTED: Final = "an expression that only PHP can compute: set it by hand"
 # What is read of a server, and of the tables in it.
 _REVERB_FIELDS: Final = (
@@ -90,8 +98,12 @@ def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], wher
     app.limit("max_connections", fields.get("max_connections"), "max_connections")
     _origins(app, origins)
     accepts = fields.get("accept_client_events_from") or "members"
-    note = "redpoll accepts them from subscribers of the channel only" if accepts == "all" else ""
+    notes = {"none": "", "all": f"from subscribers of the channel only, and {_NOT_ON_PUBLIC}"}
+    note = notes.get(str(accepts), _NOT_ON_PUBLIC)
     app.set("accept_client_events_from", accepts, "client_events", accepts != "none", note)
+    _members(app)
+    app.set("events of a batch", "none", "max_batch", _BATCH)
+    app.set("time of a cached event", "none", "cache_ttl_s", SETTINGS["cache_ttl_s"].maximum)
     size = server.get("max_request_size")
     if size is not None and as_number(size, "max_request_size") > _OUR_DATA_BYTES:
         app.set("max_request_size", size, "max_data_bytes", as_number(size, "max_request_size"))
@@ -109,6 +121,8 @@ def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], wher
     if as_bool(limits.get("enabled")):
         shown = f"{limits.get('max_attempts', 60)} in {limits.get('decay_seconds', 60)} s"
         app.nothing("rate_limiting", shown, "redpoll limits client events (client_events_per_second) and subscribes")
+    elif accepts != "none":
+        app.unlimited_client_events("rate of client events")
     _public_url(plan, _table(fields.get("options")))
 
 
@@ -212,7 +226,12 @@ def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, siz
     app = plan.app(fields.get("id"), fields.get("key"), fields.get("secret"), fields.get("name"), where=where)
     app.limit("capacity", fields.get("capacity"), "max_connections")
     messages = fields.get("enable_client_messages")
-    app.set("enable_client_messages", messages or False, "client_events", as_bool(messages))
+    has_client_events = as_bool(messages)
+    note = _NOT_ON_PUBLIC if has_client_events else ""
+    app.set("enable_client_messages", messages or False, "client_events", has_client_events, note)
+    if has_client_events:
+        app.unlimited_client_events("rate of client events")
+    _members(app)
     if isinstance(origins, str):
         # The package's tables have one text.
         origins = [part for part in origins.split(",") if part.strip()]
@@ -229,6 +248,13 @@ def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, siz
 
 
 # -- shared
+
+
+def _members(app: AppPlan) -> None:
+    """Both packages take any number of members, with user_info of any size."""
+    note = "if you have more: redpoll app set; the list of all members must fit into half of max_unsent_bytes"
+    app.set("members of a presence channel", "none", "max_presence_members", _MEMBERS, note)
+    app.set("user_info of a member", "none", "max_user_info_bytes", _USER_INFO_BYTES, "if yours is larger: the same")
 
 
 def _config(document: Document, of_env: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from redpoll.config.app_names import (
     valid_app_key,
     valid_app_secret,
 )
+from redpoll.config.settings import Settings
 from redpoll.protocol.apps import SETTINGS, parse_setting
 
 __all__ = ["AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number", "without_secrets"]
@@ -107,6 +108,11 @@ class AppPlan:
             self.set(theirs, hosts, "allowed_origins", hosts, note)
         for entry in refused:
             self.nothing(theirs, entry, "redpoll takes HOST, *.HOST and HOST:PORT, no other patterns")
+
+    def unlimited_client_events(self, theirs: str, limit: int = Settings().client_events_per_second) -> None:
+        """Notes that their clients' events have no limit of rate. Here the server has one, for its own sake."""
+        why = f"redpoll allows {limit} a second and connection: client_events_per_second"
+        self.nothing(theirs, "none", why)
 
     def add_webhook(self, url: str, events: list[str], channels: list[str], batch: bool = False) -> None:
         """Adds an endpoint for redpoll's events; `channels` are beginnings of names, empty for all."""

@@ -326,11 +326,7 @@ def _client_rates(plan: Plan, rates: Sequence[_ClientRate]) -> None:
             note = "" if rate.per_s == limit else "redpoll has one limit for all apps: the greatest of theirs"
             plan.set(f"maxClientEventsPerSecond of {rate.app.id}", rate.value, "client_events_per_second", limit, note)
         else:
-            rate.app.nothing(
-                "maxClientEventsPerSecond",
-                "none",
-                f"redpoll allows {limit} a second and connection: client_events_per_second",
-            )
+            rate.app.unlimited_client_events("maxClientEventsPerSecond", limit)
 
 
 def _webhooks(app: AppPlan, webhooks: Any) -> list[Any]:

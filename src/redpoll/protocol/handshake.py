@@ -154,7 +154,11 @@ def origin_allowed(origin: str | None, allowed: tuple[str, ...]) -> bool:
 
 
 def host_of(origin: str) -> str | None:
-    """`host`, or `host:port` unless the port is the scheme's own; None if this is no origin."""
+    """`host`, or `host:port` unless the port is the scheme's own; None if this is no origin.
+
+    Browsers write no slash at the end. Libraries for Go send `http://localhost/`, which their users can't change.
+    """
+    origin = origin.removesuffix("/")
     try:
         parts = urlsplit(origin)
         port = parts.port
