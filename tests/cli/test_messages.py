@@ -95,6 +95,30 @@ def test_tail_prints_events_as_they_pass(on_server, background):
     assert "tailed  first  2 bytes" in earlier[0]
 
 
+def logged(time_ms: int, trace_id: str, **more) -> dict:
+    call = {"correlation_id": None, "name": "e", "channels": ["c"], "size": 1, "caller": "k", "status": 200}
+    return {**call, "trace_id": trace_id, "time_ms": time_ms, "time_us": 1_000 * time_ms, "sampled": False, **more}
+
+
+@pytest.mark.parametrize("lines", [0, 3])
+def test_tail_prints_no_events_that_were_logged_before_and_each_call_of_a_trace(typed, monkeypatch, lines):
+    monkeypatch.setattr("redpoll.cli.messages._POLL_EVERY_S", 0)
+    earlier = [logged(1_700_000_000_000 - 100 * age, f"earlier {age}") for age in range(20)]
+    new = [logged(1_700_000_000_500, "one", name=name) for name in "ba"]
+    pages = [
+        {"events": earlier[: max(lines, 1)], "next": "rest"},
+        {"events": earlier[max(lines, 1) :], "next": None},
+        {"events": earlier, "next": None},
+        {"events": new + earlier, "next": None},
+    ]
+    with Answering(*(reply(200, page) for page in pages), reply(404, {"error": "it ends"})) as server:
+        result = typed("tail", "--lines", str(lines), "--json", "--url", server.url)
+        asked = [request.target for request in server.asked]
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert shown == [*earlier[:lines][::-1], *new[::-1]]
+    assert ["cursor=rest" in target for target in asked[:4]] == [False, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("body", "printed"),
     [({"channels": []}, ""), ({"channels": {"b": [], "a": {"user_count": 1}}}, "a  user_count=1\nb\n")],

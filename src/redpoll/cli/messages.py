@@ -151,7 +151,8 @@ def _print_channel(name: str, counts: dict[str, Any]) -> None:
 def trace(trace_id: str, wait_s: float, target: Target, as_json: bool) -> None:
     """Show the trace of one publish request: when it was accepted, and to how many sockets it was written.
 
-    ID is what `publish` prints and each response has in X-Service-Trace-Id. Only redpoll servers have traces.
+    ID is what `publish` prints and each response has in X-Service-Trace-Id. Of requests that share it, the newest is
+    shown. Only redpoll servers have traces.
 
     \b
     Examples:
@@ -232,28 +233,47 @@ def tail(channel: str | None, name: str | None, lines: int, no_follow: bool, tar
                 await call(http, with_secret(target), "GET", "/events/log", {**params, "limit": str(max(lines, 1))})
             ).body
             _warn_of_missing(page)
-            seen = {logged["trace_id"]: logged["time_ms"] for logged in page["events"]}
             for logged in reversed(page["events"][:lines]):
                 _print_logged(logged, as_json)
-            newest_ms = max(seen.values(), default=0)
-            while not no_follow:
-                await asyncio.sleep(_POLL_EVERY_S)
-                since_ms = max(newest_ms - _OVERLAP_MS, 0)
-                for logged in await _logged_since(http, target, params, since_ms):
-                    if logged["trace_id"] not in seen:
-                        seen[logged["trace_id"]] = logged["time_ms"]
-                        _print_logged(logged, as_json)
-                newest_ms = max(seen.values(), default=0)
-                seen = {trace_id: time_ms for trace_id, time_ms in seen.items() if time_ms >= newest_ms - _OVERLAP_MS}
+            if not no_follow:
+                await _follow(http, target, params, page, as_json)
 
     execute(follow())
 
 
+async def _follow(
+    http: aiohttp.ClientSession, target: Target, params: dict[str, str], page: dict[str, Any], as_json: bool
+) -> None:
+    """Prints what is logged after `page`, the newest calls."""
+    logged_before = page["events"]
+    newest_ms = max((logged["time_ms"] for logged in logged_before), default=0)
+    if page["next"] is not None:
+        # The first question below has them in its answer too, and they aren't new.
+        since_ms = max(newest_ms - _OVERLAP_MS, 0)
+        logged_before = [*logged_before, *await _logged_since(http, target, params, since_ms, page["next"])]
+    seen = {_identity(logged): logged["time_ms"] for logged in logged_before}
+    while True:
+        await asyncio.sleep(_POLL_EVERY_S)
+        for logged in await _logged_since(http, target, params, max(newest_ms - _OVERLAP_MS, 0)):
+            if _identity(logged) not in seen:
+                seen[_identity(logged)] = logged["time_ms"]
+                _print_logged(logged, as_json)
+        newest_ms = max(seen.values(), default=0)
+        seen = {identity: time_ms for identity, time_ms in seen.items() if time_ms >= newest_ms - _OVERLAP_MS}
+
+
+def _identity(logged: dict[str, Any]) -> tuple[Any, ...]:
+    """Calls may share a trace id, which the caller chooses."""
+    return logged["trace_id"], logged["time_us"], logged["caller"], logged["name"]
+
+
 async def _logged_since(
-    http: aiohttp.ClientSession, target: Target, params: dict[str, str], since_ms: int
+    http: aiohttp.ClientSession, target: Target, params: dict[str, str], since_ms: int, cursor: str | None = None
 ) -> list[dict[str, Any]]:
-    """All logged events since a Unix time in ms, oldest first."""
+    """All logged events since a Unix time in ms, oldest first; those from `cursor` on, if it is given."""
     query = {**params, "since": str(since_ms), "limit": str(_MAX_LIMIT)}
+    if cursor is not None:
+        query["cursor"] = cursor
     events: list[dict[str, Any]] = []
     while True:
         page = (await call(http, target, "GET", "/events/log", query)).body

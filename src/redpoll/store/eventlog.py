@@ -74,7 +74,8 @@ _ADDED_AT_A_TIME: Final = 100
 
 class SpanRow(NamedTuple):
     """One stage of one call, at a Unix time in ms and µs. `detail` has the stage's own fields. The app id is needed
-    because a caller chooses the trace id, and may choose one of another app."""
+    because a caller chooses the trace id, and may choose one of another app. It may also choose one for several calls:
+    `call_us` is the `time_us` of the span's call, 0 if the span belongs to all calls of the trace id."""
 
     trace_id: str
     app_id: str
@@ -82,11 +83,12 @@ class SpanRow(NamedTuple):
     stage: str
     detail: dict[str, Any]
     time_us: int
+    call_us: int = 0
 
 
 class Query(NamedTuple):
     """What to search for; None matches anything. `since_ms` and `until_ms` are Unix times, both inclusive. `before`:
-    only calls older than this cursor, which is `Found.next` of an earlier search."""
+    only calls older than this cursor, which is `Found.next` of an earlier search. `time_us`: the call's own time."""
 
     trace_id: str | None = None
     correlation_id: str | None = None
@@ -95,6 +97,7 @@ class Query(NamedTuple):
     since_ms: int | None = None
     until_ms: int | None = None
     before: int | None = None
+    time_us: int | None = None
 
 
 class Found(NamedTuple):
@@ -105,6 +108,8 @@ class Found(NamedTuple):
     cursors: Sequence[int] = ()
 
 
+# Beside a span's own fields, so that the table stays as it is.
+_CALL_US: Final = "call_us"
 _encode: Final = msgspec.json.Encoder().encode
 _decode_calls: Final = msgspec.json.Decoder(list[CallRow]).decode
 
@@ -169,7 +174,7 @@ class EventLog:
                 for start in range(0, len(batches), _ADDED_AT_A_TIME):
                     await _add_batches(connection, batches[start : start + _ADDED_AT_A_TIME])
                 if spans:
-                    rows = [(*span[:4], _encode(span.detail).decode(), span.time_us) for span in spans]
+                    rows = [(*span[:4], _encode_detail(span), span.time_us) for span in spans]
                     await connection.exec_driver_sql(_ADD_SPAN, rows)
                 if position is not None:
                     await connection.exec_driver_sql("UPDATE position SET stream_id = ?", (position,))
@@ -195,23 +200,31 @@ class EventLog:
                 upto = int(batches[-1].id) - 1
         return Found(calls[:limit], cursors[limit - 1] if len(calls) > limit else None, cursors[:limit])
 
-    async def trace(self, app_id: str, trace_id: str) -> tuple[CallRow | None, list[SpanRow]]:
-        """A call and its spans in order of time. None: the app's call isn't here, but on another node, or nowhere."""
-        page = await self.find(app_id, Query(trace_id=trace_id), 1)
+    async def trace(
+        self, app_id: str, trace_id: str, call_us: int | None = None
+    ) -> tuple[CallRow | None, list[SpanRow]]:
+        """A call, and the spans of all calls with its trace id, in order of time. `call_us` is the call's time, None
+        for the newest one. None: the app's call isn't here, but on another node, or nowhere."""
+        page = await self.find(app_id, Query(trace_id=trace_id, time_us=call_us), 1)
         text = (
             "SELECT time_ms, stage, detail, COALESCE(time_us, time_ms * 1000) AS time_us FROM spans "
             "WHERE trace_id = ? AND app_id = ? ORDER BY 4, id"
         )
         async with self._engine.connect() as connection:
             spans = (await connection.exec_driver_sql(text, (trace_id, app_id))).all()
+        details = [msgspec.json.decode(span.detail) for span in spans]
         return page.calls[0] if page.calls else None, [
-            SpanRow(trace_id, app_id, span.time_ms, span.stage, msgspec.json.decode(span.detail), span.time_us)
-            for span in spans
+            SpanRow(trace_id, app_id, span.time_ms, span.stage, detail, span.time_us, detail.pop(_CALL_US, 0))
+            for span, detail in zip(spans, details, strict=True)
         ]
 
     async def prune(self, now_ms: int) -> int:
         """Removes what is too old, and what exceeds the space. Returns the number of removed calls."""
         return await self._pruning.prune(now_ms)
+
+
+def _encode_detail(span: SpanRow) -> str:
+    return _encode({**span.detail, _CALL_US: span.call_us} if span.call_us else span.detail).decode()
 
 
 async def _add_batches(connection: AsyncConnection, batches: Sequence[tuple[str, AppBatch]]) -> None:
@@ -245,6 +258,9 @@ def _conditions(app_id: str, query: Query) -> tuple[str, list[Any]]:
     if query.until_ms is not None:
         where.append("first_ms <= ?")
         values.append(query.until_ms)
+    if query.time_us is not None:
+        where.append("first_ms <= ? AND last_ms >= ?")
+        values += [query.time_us // 1000] * 2
     # The texts as they are encoded in `calls`, with what is next to them, so that no batch is read for a longer text
     # that contains this one. SQLite compares outside of the interpreter's lock; to decode every batch would stop all
     # other threads.
@@ -282,6 +298,7 @@ def _matches(call: CallRow, query: Query) -> bool:
         and (query.name is None or query.name == call.name or query.name in call.name.split(", "))
         and (query.since_ms is None or call.time_ms >= query.since_ms)
         and (query.until_ms is None or call.time_ms <= query.until_ms)
+        and (query.time_us is None or call.time_us == query.time_us)
     )
 
 

@@ -11,7 +11,7 @@ from redpoll.protocol.tokens import Token
 from redpoll.store.schema import tokens
 from redpoll.store.store import batched
 
-__all__ = ["add", "all_by_hash", "remove_ended", "revoke", "set_last_used"]
+__all__ = ["add", "all_by_hash", "remove_ended", "revoke", "set_last_used", "used_since"]
 
 
 _TOKEN: Final = tuple(tokens.c[name] for name in Token.__struct_fields__)
@@ -43,6 +43,14 @@ async def set_last_used(connection: AsyncConnection, times: Mapping[str, float])
     """Writes the time of last use of tokens, by token id."""
     statement = sa.update(tokens).where(tokens.c.id == sa.bindparam("token_id")).values(last_used_at=sa.bindparam("at"))
     await connection.execute(statement, [{"token_id": token_id, "at": at} for token_id, at in times.items()])
+
+
+async def used_since(connection: AsyncConnection, since_s: float) -> list[tuple[str, float]]:
+    """Hash and time of last use of the tokens that were used after this time."""
+    rows = await connection.execute(
+        sa.select(tokens.c.hash, tokens.c.last_used_at).where(tokens.c.last_used_at > since_s)
+    )
+    return [(row.hash, row.last_used_at) for row in rows]
 
 
 async def remove_ended(connection: AsyncConnection, before: float) -> None:

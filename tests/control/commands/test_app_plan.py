@@ -1,6 +1,7 @@
 """What `redpoll apply` changes in one app."""
 
 import msgspec
+import pytest
 
 from redpoll.control.commands.app_plan import AppPlan, Wanted
 from redpoll.control.records.tokens import new_token
@@ -104,3 +105,18 @@ def test_token_is_made_again_for_another_date_but_not_for_a_duration():
     )
     assert (made.changes, made.revoked_tokens) == (["token ci: revoked and made again"], [own])
     assert made.added_tokens[0].expires_at == NOW + 500.0
+
+
+@pytest.mark.parametrize("scopes", [("all", "publish"), ("publish", "all")])
+def test_pruning_leaves_one_token_of_a_name_the_one_that_the_file_describes(scopes):
+    own = [new_token("shop", "ci", [scope], NOW - 9 + at, None)[0] for at, scope in enumerate(scopes)]
+    wanted = [{"name": "ci", "scopes": ["publish"]}]
+    assert plan(tokens=own, wanted_tokens=wanted).outcome == "unchanged"
+    bare = msgspec.structs.replace(SHOP, history=())
+    made = plan(known=bare, tokens=own, wanted_tokens=wanted, prune=True)
+    assert (made.added_tokens, made.revoked_tokens) == ([], [own[scopes.index("all")]])
+    assert made.changes == ["token ci: another of this name revoked"]
+    wanted = [{"name": "ci", "scopes": ["read"]}]
+    assert plan(tokens=own, wanted_tokens=wanted).revoked_tokens == own[1:]
+    made = plan(tokens=own, wanted_tokens=wanted, prune=True)
+    assert (len(made.added_tokens), made.revoked_tokens) == (1, own[::-1])

@@ -59,7 +59,7 @@ async def test_invalid_channel_name_is_404(browser):
 async def test_channels_are_exported(browser, occupy):
     await occupy("a", {"w": 1})
     await occupy("presence-b", {"w": 2}, users=("anna",))
-    job = (await browser.post("/dashboard/apps/3/channels/export", format="csv")).headers["location"]
+    job = (await browser.post("/dashboard/apps/3/export-channels", format="csv")).headers["location"]
     rows = list(csv.DictReader(io.StringIO((await browser.file_of(job)).body.decode())))
     assert [(row["name"], row["subscriptions"], row["users"]) for row in rows] == [
         ("a", "1", ""),

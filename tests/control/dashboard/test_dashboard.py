@@ -8,6 +8,25 @@ async def test_route_names_are_unique(plane):
     assert len(names) == len(set(names))
 
 
+async def test_no_name_that_others_choose_is_a_word_of_another_path(plane):
+    """The path of a page that has a word there would hide the page of a channel of this name."""
+    patterns = [route.pattern.split("/") for route in plane.plane.routes.all]
+    words = {tuple(pattern[: at + 1]) for pattern in patterns for at in range(len(pattern))}
+    hidden = {
+        "/".join((*before, word))
+        for *before, word in words
+        for *beside, parameter in words
+        # The ids of endpoints are made here, of hex digits.
+        if beside == before and word[:1] != "{" and parameter[:1] == "{" and parameter != "{endpoint_id}"
+    }
+    assert hidden == set()
+
+
+async def test_channels_with_the_names_of_actions_have_their_pages(browser):
+    for path in ("channels/export", "history/export", "channels/remove", "history/remove"):
+        assert (await browser.get(f"/dashboard/apps/3/{path}")).status == 200, path
+
+
 async def test_every_page_is_counted_in_the_metrics(plane, browser):
     metrics = (await plane.ask("GET", "/metrics")).body.decode()
     assert 'redpoll_http_requests_total{route="dashboard_apps",status="200"}' in metrics

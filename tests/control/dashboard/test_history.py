@@ -31,9 +31,9 @@ async def test_rule_is_added_and_removed(plane, browser):
     assert (rule.name, rule.prefix, rule.keep, rule.seconds, rule.client_events) == ("stored-", True, 100, 7_200, True)
     page = (await browser.get("/dashboard/apps/3/history")).body.decode()
     assert "100 messages, 2 hours" in page
-    assert (await browser.post("/dashboard/apps/3/history/remove", rule=rule.id)).status == 303
+    assert (await browser.post("/dashboard/apps/3/remove-history-rule", rule=rule.id)).status == 303
     assert plane.records.apps["3"].history == ()
-    assert (await browser.post("/dashboard/apps/3/history/remove", rule="<script>")).status == 422
+    assert (await browser.post("/dashboard/apps/3/remove-history-rule", rule="<script>")).status == 422
 
 
 async def test_replay_is_a_number_or_a_period(plane, browser):

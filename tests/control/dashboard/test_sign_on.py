@@ -1,6 +1,8 @@
 """The pages of single sign-on without a provider that answers. With one: tests/browser/test_sign_on.py."""
 
 import asyncio
+import html
+import re
 
 import pytest
 from structlog.testing import capture_logs
@@ -28,6 +30,26 @@ async def test_login_page_offers_it_and_keeps_the_page_that_was_asked_for(strang
     page = await stranger.get("/dashboard/login?next=%2Fdashboard%2Fusers")
     assert b'href="/dashboard/sso?next=%2Fdashboard%2Fusers"' in page.body
     assert b'name="password"' in page.body
+
+
+async def test_form_sent_after_the_session_ended_is_shown_after_single_sign_on(stranger):
+    typed = {"allowed_origins": '"<b>"\nmore', "max_batch": "77"}
+    page = (await stranger.post("/dashboard/apps/3/settings", **typed)).body.decode()
+    assert 'href="/dashboard/sso?next=%2Fdashboard" target="_blank"' in page
+    path, fields = re.search(
+        r'<form method="post" action="(/dashboard/apps[^"]*)">(.*?)</form>', page, re.DOTALL
+    ).groups()
+    carried = {name: html.unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', fields)}
+    assert carried == typed
+    # Before the login it is kept once more.
+    assert (await stranger.post(path, **carried)).body.decode() == page
+    accounts = stranger.plane.plane.dashboard.accounts
+    stranger.cookie = f"redpoll={await accounts.sign_on(Identity('https://a 1', 'ann', 'admin', None, 'token'))}"
+    again = await stranger.post(path, **carried)
+    assert again.status == 403
+    assert 'value="77"' in again.body.decode()
+    assert html.escape(typed["allowed_origins"], quote=False).replace('"', "&#34;") in again.body.decode()
+    assert (await stranger.post(path, max_batch="77")).status == 303
 
 
 async def test_provider_that_is_away_is_a_page_and_a_log_line(stranger):

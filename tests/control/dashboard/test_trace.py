@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from control.conftest import signed
 from redpoll.control.dashboard.pages import _elapsed
 from redpoll.control.dashboard.trace import steps_of
 from redpoll.store.call_batch import CallRow
@@ -43,6 +44,20 @@ async def test_page_shows_the_caller_and_the_timeline(plane, browser):
     page = (await browser.get(f"/dashboard/apps/3/trace/{trace_id}")).body.decode()
     for text in ("Authenticated", "Accepted by Redis", "5 B", "127.0.0.1", trace_id):
         assert text in page
+
+
+async def test_requests_that_share_a_trace_id_have_pages_of_their_own(plane, browser):
+    given = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    for name in ("first", "second"):
+        body = f'{{"name": "{name}", "channels": ["of-{name}"], "data": "{{}}"}}'.encode()
+        assert (await plane.ask("POST", signed("POST", "/apps/3/events", body), body, given)).status == 200
+    await plane.write_log()
+    links = re.findall(
+        r'href="(/dashboard/apps/3/trace/[^"]*)"', (await browser.get("/dashboard/apps/3/trace")).body.decode()
+    )
+    pages = [(await browser.get(link)).body.decode() for link in links]
+    assert [re.search("of-(first|second)", page)[1] for page in pages] == ["second", "first"]
+    assert [page.count("Authenticated") for page in pages] == [1, 1]
 
 
 async def test_refused_request_is_shown_with_its_status(plane, browser):

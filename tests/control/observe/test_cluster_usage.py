@@ -1,7 +1,10 @@
 """What apps used on several nodes, added up: on real files and a real Redis, and over HTTP."""
 
+import asyncio
+
 import pytest
 
+from control.conftest import OTHER_ID, OTHER_KEY, OTHER_SECRET, request_bytes, signed
 from helpers.known_nodes import RUNS, AskingNode, introduce, known
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.survey import Answerers
@@ -93,6 +96,26 @@ async def test_usage_over_http_names_the_nodes_that_did_not_answer(plane):
     plane.plane.view.update([known("bbbbbbbbbbbb", "far")], None)
     plane.plane.node_survey.answer_s = 0.1
     assert (await plane.call("GET", "/apps/3/usage")).json() == {"days": [], "unanswered": ["far"]}
+
+
+async def test_requests_of_an_app_that_wait_leave_the_others_room(plane, connect, monkeypatch):
+    usage = plane.plane.observation.cluster_usage
+    find, may_end = usage.find, asyncio.Event()
+
+    async def slow(app_id, days):
+        if app_id != OTHER_ID:
+            await may_end.wait()
+        return await find(app_id, days)
+
+    monkeypatch.setattr(usage, "find", slow)
+    wires = [await connect(plane.port) for _ in range(18)]
+    request = request_bytes("GET", signed("GET", "/apps/3/usage"))
+    asked = [asyncio.create_task(wire.ask(request)) for wire in wires]
+    answered, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result().status for task in answered] == [429]
+    assert (await plane.call("GET", "/apps/4/usage", key=OTHER_KEY, secret=OTHER_SECRET)).status == 200
+    may_end.set()
+    assert {reply.status for reply in await asyncio.gather(*waiting)} == {200}
 
 
 @pytest.mark.parametrize("days", ["0", "401", "x", "-1", "", pytest.param("9" * 5_000, id="long")])

@@ -119,6 +119,26 @@ async def test_write_whose_caller_is_cancelled_goes_on(usage, charts, monkeypatc
     assert await asking == [Day("1", "2023-11-14", 9, 2, 2, 2)]
 
 
+async def test_questions_that_come_during_a_write_share_the_next_one(usage, charts, monkeypatch):
+    add, writes = charts.add, []
+
+    async def counting(**rows):
+        writes.append(rows)
+        usage.count("1", 1, 1, 0, 0)
+        await add(**rows)
+
+    usage.count("1", 1, 1, 0, 0)
+    monkeypatch.setattr(charts, "add", counting)
+    answers = await asyncio.gather(*(usage.days("1", 1) for _ in range(100)))
+    assert [day.published for days in answers[1:] for day in days] == 99 * [2]
+    assert len(writes) == 2
+    monkeypatch.setattr(charts, "add", add)
+    await usage.days("1", 1)
+    monkeypatch.setattr(charts, "add", counting)
+    await usage.days("1", 1)
+    assert len(writes) == 2
+
+
 async def test_days_before_those_that_are_kept_are_removed(usage, charts, clock):
     await charts.add(days=[Day("1", "2022-10-01", 1, 1, 1, 1), Day("1", first_day(NOW_S, 400), 1, 1, 1, 1)])
     await usage.write()

@@ -1,6 +1,7 @@
 """Control planes that share a record store: each sees the changes of the others, and no change is lost."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,7 @@ from redpoll.cluster.redis.link import Link
 from redpoll.config.settings import Settings
 from redpoll.control.accounts.accounts import AccountError, Accounts
 from redpoll.control.accounts.passwords import Passwords
-from redpoll.control.records import record_sync
+from redpoll.control.records import record_sync, tokens
 from redpoll.control.records.checks import RecordError
 from redpoll.control.records.record_sync import RecordSync
 from redpoll.control.records.records import Records
@@ -90,6 +91,24 @@ async def test_every_kind_of_change_reaches_the_other_control_plane(only_message
     await one.records.watch_console(app.id, until=5e9)
     await wait_until(lambda: other.records.apps == one.records.apps)
     assert other.records.version == one.records.version
+
+
+async def test_token_that_is_used_on_one_node_is_shown_as_used_on_the_others(only_messages, planes, monkeypatch):
+    monkeypatch.setattr(tokens, "READ_USES_EVERY_S", 3600.0)
+    one, other = planes
+    app = await one.records.create_app("first")
+    token, _ = await one.records.create_token(app.id, "CI", ["publish"])
+    await other.records.sync()
+    known = other.records.known
+    at_s = time.time()
+    one.records.token_used(token, at_s)
+    await one.records.finish()
+    await other.records.sync()
+    assert [found.last_used_at for found in other.records.tokens_of(app.id)] == [None]
+    monkeypatch.setattr(tokens, "READ_USES_EVERY_S", 0.0)
+    await other.records.sync()
+    assert [found.last_used_at for found in other.records.tokens_of(app.id)] == [at_s]
+    assert one.records.known == other.records.known == known
 
 
 async def test_changes_of_a_command_that_has_no_redis_are_found_too(planes, postgres_url, wait_until):

@@ -1,13 +1,18 @@
 """Tokens in the records: creation, last use, revocation, and removal long after their end."""
 
 import asyncio
+import random
 import re
 
 import pytest
 
+from redpoll.config.settings import Settings
+from redpoll.control.commands.app_write import delete_app
 from redpoll.control.records.records import RecordError, Records
+from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.protocol.auth import token_hash
-from redpoll.protocol.tokens import fault_of_token
+from redpoll.protocol.tokens import MANAGE, Token, fault_of_token
+from redpoll.store.audit import Actor
 from redpoll.store.store import Store
 
 
@@ -188,7 +193,9 @@ async def test_use_during_a_revocation_does_not_undo_it(store, timed, app_id, cl
 
 async def test_use_of_a_removed_token_is_ignored(timed, app_id, clock):
     token, _ = await timed.create_token(app_id, "n", ["all"])
-    del timed.tokens[token.hash]
+    await timed.revoke_tokens([token.id])
+    clock.now_s += 91 * 86_400
+    timed.take_tokens((), (), clock())
     timed.token_used(token, clock())
     assert timed.tokens == {}
 
@@ -209,3 +216,42 @@ async def test_tokens_that_ended_long_ago_are_removed_when_one_is_created(store,
     assert {expired.hash, revoked.hash} & set(timed.tokens) == set()
     assert lasting.hash in timed.tokens
     assert (await loaded(store)).tokens == timed.tokens
+
+
+async def test_tokens_of_each_app_are_those_among_all_after_any_changes(store, timed, clock):
+    webhooks = Webhooks(store, timed, Settings())
+    await webhooks.load()
+    made = [timed]
+
+    async def change(at: int) -> None:
+        apps, tokens = list(timed.apps), list(timed.tokens.values())
+        if at % 5 == 0:
+            await timed.create_app(f"app {at}")
+        elif at % 11 == 0:
+            await delete_app(timed, webhooks, draw.choice(apps), Actor("test"))
+        elif at % 3 == 0 and tokens:
+            await timed.revoke_tokens([draw.choice(tokens).id])
+        elif at % 7 == 0 and tokens:
+            timed.forget_revoked([draw.choice(tokens).hash])
+        elif at % 13 == 0:
+            await timed.create_token(None, "n", [MANAGE])
+        else:
+            token, _ = await timed.create_token(draw.choice(apps), "n", ["all"], draw.choice([None, 10 * 86_400]))
+            timed.token_used(token, clock())
+
+    draw = random.Random(4)
+    for at in range(80):
+        await change(at)
+        clock.now_s += 3 * 86_400
+        made[1:] = [await loaded(store)]
+        for records in made:
+            grouped: dict[str | None, dict[str, Token]] = {}
+            for token in records.tokens.values():
+                grouped.setdefault(token.app_id, {})[token.hash] = token
+            assert records.tokens_by_app == grouped
+        for app_id in timed.apps:
+            assert {token.hash for token in timed.tokens_of(app_id)} <= grouped.get(app_id, {}).keys()
+    await timed.create_token(None, "n", [MANAGE])
+    ends = [token.ends_at for token in timed.tokens.values()]
+    assert len(ends) > 10
+    assert min(ends) >= clock() - 90 * 86_400

@@ -58,6 +58,20 @@ async def nodes(redis, tmp_path):
         await node.event_log.close()
 
 
+async def test_newest_call_of_a_trace_id_has_its_own_spans_whichever_node_has_it(nodes):
+    one, two = nodes
+    calls = [call(at, "a" * 32) for at in (100, 300, 200)]
+    spans = [
+        SpanRow("a" * 32, "3", 0, f"of {row.time_ms - BASE_MS}", {}, row.time_us + 1, row.time_us) for row in calls
+    ]
+    common = SpanRow("a" * 32, "3", 0, "webhook", {}, calls[1].time_us + 2)
+    await one.write(calls[0], calls[2], spans=[spans[0], spans[2]])
+    await two.write(calls[1], spans=[spans[1], common])
+    for node in nodes:
+        assert await node.log.trace("3", "a" * 32) == (calls[1], [spans[1], common], [])
+        assert await node.log.trace("3", "a" * 32, calls[0].time_us) == (calls[0], [spans[0], common], [])
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 async def test_pages_of_a_search_have_the_calls_of_all_nodes_by_time_each_once(nodes, limit):
     one, two = nodes

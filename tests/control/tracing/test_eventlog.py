@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from control.conftest import signed
+
 
 @pytest.fixture
 async def flushed(plane):
@@ -38,6 +40,30 @@ async def test_trigger_is_found_by_trace_id_with_its_stages(plane, flushed):
         "sampled": True,
     }
     assert [event["trace_id"] for event in (await search(plane, correlation_id="c-1")).json()["events"]] == [trace_id]
+
+
+async def test_calls_that_share_a_trace_id_are_shown_one_by_one(plane, flushed):
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    given = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    for name in ("first", "second"):
+        body = json.dumps({"name": name, "channels": [f"of-{name}"], "data": "{}"}).encode()
+        assert (await plane.ask("POST", signed("POST", "/apps/3/events", body), body, given)).status == 200
+    await flushed()
+    logged = {call["name"]: call for call in (await search(plane, trace_id=trace_id)).json()["events"]}
+    path = f"/apps/3/trace/{trace_id}"
+    shown = {}
+    for name in ("first", "second"):
+        reply = await plane.call("GET", path, params={"time_us": str(logged[name]["time_us"])})
+        shown[name] = reply.json()
+        spans = shown[name].pop("spans")
+        assert [sorted(span) for span in spans] == 2 * [["stage", "time_ms", "time_us"]]
+        assert [span["stage"] for span in spans] == ["authenticated", "accepted"]
+        assert spans[0]["time_us"] >= logged[name]["time_us"]
+    assert shown == logged
+    newest = (await plane.call("GET", path)).json()
+    assert (newest["name"], len(newest["spans"])) == ("second", 2)
+    assert (await plane.call("GET", path, params={"time_us": "1"})).status == 404
+    assert (await plane.call("GET", path, params={"time_us": "x"})).status == 400
 
 
 async def test_refused_triggers_are_logged(plane, flushed):

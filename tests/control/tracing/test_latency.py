@@ -54,7 +54,7 @@ async def test_tracer_measures_traced_calls_and_client_events_when_their_spans_a
     tracer = Tracer(log, TraceReader(link, Keys(), RUN), 10, clock=lambda: NOW_US / 1e6)
     # Creates the stream, and reads the log's position.
     await tracer.flush()
-    tracer.latency.began("a" * 32, NOW_US - 4_000, "http")
+    tracer.latency.began(("a" * 32, 0), NOW_US - 4_000, "http")
     worker = TraceWriter(link, Keys(), RUN)
     worker.note_triggered(Triggered("c" * 32, "3", 1, "client-x", "private-a", 2, "1.2", NOW_US - 1_500))
     worker.note_triggered(Triggered("d" * 32, "3", 1, "client-x", "private-a", 2, "1.2", NOW_US, False))

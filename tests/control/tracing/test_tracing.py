@@ -185,6 +185,25 @@ async def test_log_contains_the_spans_of_workers(tracer, event_log, link):
     assert len((await event_log.trace("3", request.trace_id))[1]) == 3
 
 
+async def test_workers_spans_belong_to_their_own_call_of_a_trace_id(link, event_log):
+    now_s = NOW_S
+    tracer = Tracer(event_log, TraceReader(link, Keys(), RUN), 10, clock=lambda: now_s, timer=lambda: 0.0)
+    await tracer.flush()
+    worker = TraceWriter(link, Keys(), RUN)
+    for sockets in (3, 7):
+        now_s += 1
+        request = FakeRequest(1, event())
+        detail = {"worker": "r.1.0", "channel": "room", "sockets": sockets}
+        worker.note(Span(tracer.sample(request), "3", 0, "written", detail, int(now_s * 1e6) + 250))
+        tracer.ended(request, 200, 0)
+    worker.flush()
+    await tracer.flush()
+    _, spans = await event_log.trace("3", request.trace_id)
+    written = [(span.call_us - int(NOW_S * 1e6), span.detail["sockets"]) for span in spans if span.stage == "written"]
+    assert written == [(1_000_000, 3), (2_000_000, 7)]
+    assert tracer.latency.microseconds["http"] == 2 * 250
+
+
 async def test_client_event_with_a_trace_id_is_logged(tracer, event_log, link):
     await tracer.flush()
     worker = TraceWriter(link, Keys(), RUN)

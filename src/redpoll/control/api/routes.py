@@ -251,7 +251,8 @@ def routes_of(
                     "Show one publish request: when it was accepted, which workers received it, and to how many "
                     "sockets it was written.",
                     TraceResponse,
-                    faults=("not_found",),
+                    query=("trace_time_us",),
+                    faults=("bad_request", "not_found"),
                 ),
             ),
             Route(

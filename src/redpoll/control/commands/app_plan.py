@@ -314,38 +314,52 @@ class AppPlan:
 
     def _tokens(self, before: Sequence[Token]) -> None:
         """A token's scopes and end can't be changed: one with others is revoked, and made again. A duration in the file
-        counts from when the token was made."""
-        known = {token.name: token for token in before}
+        counts from when the token was made. Several tokens may have one name: the file means the newest one that is as
+        it says, else the newest."""
+        of_name: dict[str, list[Token]] = {}
+        for token in before:
+            of_name.setdefault(token.name, []).append(token)
         named = set()
         for number, wanted in enumerate(self._wanted.tokens):
             if wanted.name in named:
                 self.faults.append((f"tokens[{number}]", f"the name {wanted.name!r} is here twice"))
             named.add(wanted.name)
-            own = known.get(wanted.name)
-            ends_otherwise = (
-                wanted.dated and own is not None and int(own.expires_at or 0) != int(wanted.expires_at or 0)
-            )
-            if own is not None and set(own.scopes) == set(wanted.scopes) and not ends_otherwise:
-                continue
-            lasts_s = None if wanted.expires_at is None else wanted.expires_at - self._now_s
-            try:
-                check_token(wanted.name, wanted.scopes, lasts_s)
-            except RecordError as error:
-                self.faults.append((f"tokens[{number}]", str(error)))
-                continue
-            # They keep the order of the file, as the endpoints do.
-            made_at = self._now_s + len(self.added_tokens) / 1_000
-            token, plain = new_token(self._wanted.id, wanted.name, wanted.scopes, made_at, wanted.expires_at)
-            self.added_tokens.append(token)
-            self._make("token", wanted.name, plain)
-            if own is not None:
-                self.revoked_tokens.append(own)
-            self.changes.append(f"token {wanted.name}: {'added' if own is None else 'revoked and made again'}")
+            same = of_name.pop(wanted.name, [])
+            own = next((token for token in reversed(same) if _fits(wanted, token)), same[-1] if same else None)
+            if own is None or not _fits(wanted, own):
+                self._make_token(number, wanted, own)
+            if self._prune:
+                self._revoke((token for token in same if token is not own), "another of this name revoked")
         if self._prune:
-            for token in before:
-                if token.name not in named:
-                    self.revoked_tokens.append(token)
-                    self.changes.append(f"token {token.name}: revoked")
+            for others in of_name.values():
+                self._revoke(others, "revoked")
+
+    def _make_token(self, number: int, wanted: WantedToken, own: Token | None) -> None:
+        """`own` is the token of this name that it replaces."""
+        lasts_s = None if wanted.expires_at is None else wanted.expires_at - self._now_s
+        try:
+            check_token(wanted.name, wanted.scopes, lasts_s)
+        except RecordError as error:
+            self.faults.append((f"tokens[{number}]", str(error)))
+            return
+        # They keep the order of the file, as the endpoints do.
+        made_at = self._now_s + len(self.added_tokens) / 1_000
+        token, plain = new_token(self._wanted.id, wanted.name, wanted.scopes, made_at, wanted.expires_at)
+        self.added_tokens.append(token)
+        self._make("token", wanted.name, plain)
+        if own is not None:
+            self.revoked_tokens.append(own)
+        self.changes.append(f"token {wanted.name}: {'added' if own is None else 'revoked and made again'}")
+
+    def _revoke(self, tokens: Iterable[Token], what: str) -> None:
+        for token in tokens:
+            self.revoked_tokens.append(token)
+            self.changes.append(f"token {token.name}: {what}")
+
+
+def _fits(wanted: WantedToken, own: Token) -> bool:
+    ends_otherwise = wanted.dated and int(own.expires_at or 0) != int(wanted.expires_at or 0)
+    return set(own.scopes) == set(wanted.scopes) and not ends_otherwise
 
 
 def _matched(wanted: Sequence[WantedWebhook], before: Sequence[Endpoint]) -> dict[int, Endpoint]:

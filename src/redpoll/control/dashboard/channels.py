@@ -39,7 +39,7 @@ class ChannelPages:
         access = self._access
         return [
             access.route("GET", "/apps/{app_id}/channels", "channels", self.show_all),
-            access.route("POST", "/apps/{app_id}/channels/export", "export_channels", self.export),
+            access.route("POST", "/apps/{app_id}/export-channels", "export_channels", self.export),
             access.route("GET", "/apps/{app_id}/channels/{channel}", "channel", self.show),
         ]
 
@@ -98,7 +98,7 @@ class ChannelPages:
         )
 
     async def export(self, visit: Visit) -> Response:
-        """POST …/channels/export: prefix, format."""
+        """POST …/export-channels: prefix, format."""
         app, form = visit.app, visit.form
         prefix = form.text("prefix")
 

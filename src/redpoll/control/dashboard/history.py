@@ -45,7 +45,7 @@ class HistoryPages:
         return [
             access.route("GET", "/apps/{app_id}/history", "history", self.show),
             access.route("POST", "/apps/{app_id}/history", "add_history_rule", self.add, "admin"),
-            access.route("POST", "/apps/{app_id}/history/remove", "remove_history_rule", self.remove, "admin"),
+            access.route("POST", "/apps/{app_id}/remove-history-rule", "remove_history_rule", self.remove, "admin"),
             access.route("GET", "/apps/{app_id}/history/{channel}", "channel_history", self.browse),
             access.route("POST", "/apps/{app_id}/history/{channel}/clear", "clear_channel", self.clear, "admin"),
             access.route("POST", "/apps/{app_id}/history/{channel}/export", "export_history", self.export),
@@ -112,7 +112,7 @@ class HistoryPages:
         )
 
     async def remove(self, visit: Visit) -> Response:
-        """POST …/history/remove: rule."""
+        """POST …/remove-history-rule: rule."""
         app, form = visit.app, visit.form
         try:
             await self._records.remove_history_rule(app.id, form.text("rule"), by=visit.actor)

@@ -1,7 +1,8 @@
 """The pages for logging in and out and for changing one's own password.
 
 When a form is sent after its session ended, the login page carries the typed values in hidden fields. After the login
-the user sees them again and sends the form.
+the user sees them again and sends the form. Single sign-on leaves the page, so it opens in another tab, and the typed
+values have a form of their own: `AccessControl` takes it for one of an earlier session.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class Login:
             "name": name,
             "fault": fault,
             "plain_text": not (host.strip("[").startswith(_LOOPBACK) or _is_https(request)),
+            "typed": _pairs_of(resend) if resend_path and self._sign_on is not None else (),
+            "typed_path": own_path(resend_path),
             "sign_on": None if self._sign_on is None else f"{HOME}/sso?{urlencode({'next': following})}",
             "first_login": await self._is_first(),
         }
@@ -152,7 +155,7 @@ class Login:
         session = await self._accounts.session(plain)
         assert session is not None
         if resend_path and not session.user.must_change:
-            typed = Form(read_pairs(resend.encode("ascii", "replace")))
+            typed = Form(_pairs_of(resend))
             return self.offer_again(Visit(self._access, request, session), own_path(resend_path), typed, 200, cookie)
         return redirect(PASSWORD if session.user.must_change else following, cookie)
 
@@ -202,6 +205,10 @@ class Login:
             except AccountError as error:
                 form.fault(error.field, str(error))
                 return ""
+
+
+def _pairs_of(resend: str) -> list[tuple[str, str]]:
+    return read_pairs(resend.encode("ascii", "replace"))
 
 
 def _is_https(request: Request) -> bool:

@@ -27,6 +27,7 @@ _PAGE: Final = 50
 # The longest name that an app may allow (max_event_name_chars).
 _MAX_CHARS: Final = 1_000
 _NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
+_TIME_US: Final = re.compile(r"[0-9]{1,18}").fullmatch
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}").fullmatch
 # The choices of the time filter, in seconds before now; "" is no filter.
 WITHIN: Final = {"": "any time", "300": "last 5 minutes", "3600": "last hour", "86400": "last day"}
@@ -115,9 +116,11 @@ class TracePages:
         )
 
     async def show(self, visit: Visit) -> Response:
-        """GET …/trace/{trace_id}."""
+        """GET …/trace/{trace_id}; `time_us`: the call of this time, else the newest with this trace id."""
         app, trace_id = visit.app, visit.request.parameters[1]
-        trace = await self._log.trace(app.id, trace_id) if self._log is not None else None
+        time_us = visit.query.get("time_us", "")
+        call_us = int(time_us) if _TIME_US(time_us) else None
+        trace = await self._log.trace(app.id, trace_id, call_us) if self._log is not None else None
         if trace is None:
             raise ApiError("not_found", "The event log has no request of this app with this trace id.")
         call, spans, missing = trace

@@ -4,6 +4,8 @@ Each node counts what its own workers and its own control plane did (usage.py), 
 nodes' peaks of connections are added up as well, though they may be of different times. A node that doesn't answer
 within a second is named.
 
+Apps take turns, because each request asks all nodes, and a node answers only so many questions at a time.
+
 A hundred thousand apps have millions of days. So all is asked in pages: publishes wait for no more than one of them.
 """
 
@@ -25,6 +27,7 @@ from redpoll.control.http.response import Response
 from redpoll.control.http.schemas import UsageDay, UsageResponse
 from redpoll.control.observe.usage import Usage
 from redpoll.loop.slices import walk
+from redpoll.loop.turns import Turns
 from redpoll.protocol.errors import ApiError
 from redpoll.store.charts import FIRST, KEEP_DAYS, Day, Position
 
@@ -33,6 +36,8 @@ __all__ = ["DEFAULT_DAYS", "ClusterUsage", "FoundUsage"]
 DEFAULT_DAYS: Final = 30
 # Days of a page: more than one app can have.
 PAGE: Final = 1_000
+# Requests of an app that wait for its earlier ones.
+_MAX_WAITING: Final = 16
 # int() of thousands of digits raises.
 _NUMBER: Final = re.compile(r"[0-9]{1,3}").fullmatch
 _encode: Final = msgspec.json.Encoder().encode
@@ -63,6 +68,7 @@ class ClusterUsage:
     def __init__(self, usage: Usage, survey: NodeSurvey) -> None:
         self._usage = usage
         self._survey = survey
+        self._turns = Turns(_MAX_WAITING)
         survey.answerers.answer_later(
             FindUsage,
             lambda question: usage.days(question.app, question.days, question.after, question.limit),
@@ -79,12 +85,14 @@ class ClusterUsage:
         return FoundUsage(await _summed(chain.from_iterable(pages), end), others.missing, end)
 
     async def show(self, request: Request) -> Response:
-        """GET …/usage: `days` is 1 to 400, by default 30. `unanswered` names nodes whose use is missing, if any."""
+        """GET …/usage: `days` is 1 to 400, by default 30. `unanswered` names nodes whose use is missing, if any.
+        Raises TooManyWaiting."""
         text = request.param("days")
         days = DEFAULT_DAYS if text is None else int(text) if _NUMBER(text) else 0
         if not 1 <= days <= KEEP_DAYS:
             raise ApiError("bad_request", f"days must be a number from 1 to {KEEP_DAYS}")
-        found = await self.find(request.app.id, days)
+        async with self._turns.of(request.app.id):
+            found = await self.find(request.app.id, days)
         rows = [UsageDay(*day[1:]) for day in found.days]
         return request.ok(_encode(UsageResponse(rows, found.missing or UNSET)))
 

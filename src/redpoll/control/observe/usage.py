@@ -61,17 +61,19 @@ class Usage:
         self._counted[key] = used
 
     async def write(self, *, now: bool = False) -> None:
-        """Writes the counts, if it is time. If that fails they wait for the next time."""
-        steady_s = self._steady()
-        if self._charts is None or not (now or steady_s >= self._write_at_s):
+        """Writes the counts, if it is time, or if there are any `now`. If that fails they wait for the next time."""
+        if self._charts is None or not (now or self._steady() >= self._write_at_s):
             return
-        self._write_at_s = steady_s + WRITE_EVERY_S
         # The caller may be cancelled, by the end of the process or of another node's question. The write goes on:
         # else it would be unknown whether the counts are in the file.
-        while self._writing is not None:
+        if self._writing is not None:
             await asyncio.shield(self._writing)
-        self._writing = asyncio.create_task(self._write(self._charts), name="usage")
-        await asyncio.shield(self._writing)
+        # Many may have waited for that write. The first of them begins the next one, and it has the counts of all.
+        if self._writing is None and (self._counted or not now):
+            self._write_at_s = self._steady() + WRITE_EVERY_S
+            self._writing = asyncio.create_task(self._write(self._charts), name="usage")
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
 
     async def _write(self, charts: Charts) -> None:
         try:

@@ -6,6 +6,7 @@ changes, each in an `edit`.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
@@ -80,7 +81,7 @@ class Edit:
 
 
 class LoadedRecords:
-    """Apps by id and by key, tokens by hash.
+    """Apps by id and by key, tokens by hash, and by app: None for those of no app.
 
     `directory` is the version that the app directory in Redis should have. `on_change(app_id, app, before, after)` is
     awaited after each commit of this process, in order, with that version before and after; `app` None: it was deleted.
@@ -91,6 +92,10 @@ class LoadedRecords:
         self.apps: dict[str, App] = {}
         self.by_key: dict[str, App] = {}
         self.tokens: dict[str, Token] = {}
+        # The same ones: to look for those of an app among all would hold up the publishes.
+        self.tokens_by_app: dict[str | None, dict[str, Token]] = {}
+        # No token of `tokens` has ended before this time.
+        self._first_end = math.inf
         # The store's versions up to which memory has all changes.
         self.known = Versions(0, 0, "", "")
         self.directory = DirectoryVersion(0)
@@ -124,7 +129,8 @@ class LoadedRecords:
         """Reads all records. Call it once, before anything else."""
         async with self._store.reading() as connection:
             self.apps.update(await app_rows.all_by_id(connection))
-            self.tokens.update(await token_rows.all_by_hash(connection))
+            for token in (await token_rows.all_by_hash(connection)).values():
+                self._keep_token(token)
             self._set_versions(await versions(connection))
         self.by_key.update({key.key: app for app in self.apps.values() for key in app.keys})
 
@@ -218,7 +224,7 @@ class LoadedRecords:
         for one in hashes:
             token = self.tokens.get(one)
             if token is not None and token.revoked_at is None:
-                self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=self._clock())
+                self._keep_token(msgspec.structs.replace(token, revoked_at=self._clock()))
                 self._has_more = True
 
     async def _catch_up(self, connection: AsyncConnection) -> bool:
@@ -237,7 +243,7 @@ class LoadedRecords:
         revoked = self._remove(self.apps.keys() - apps.keys() if since is None else deleted)
         if since is None:
             for token_hash in self.tokens.keys() - tokens.keys():
-                del self.tokens[token_hash]
+                self._drop_token(token_hash)
         for app in apps.values():
             known = self.apps.get(app.id, app)
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
@@ -258,11 +264,22 @@ class LoadedRecords:
             self.on_rewound(self.version)
         return True
 
+    def _keep_token(self, token: Token) -> None:
+        self.tokens[token.hash] = token
+        self.tokens_by_app.setdefault(token.app_id, {})[token.hash] = token
+        self._first_end = min(self._first_end, token.ends_at)
+
+    def _drop_token(self, token_hash: str) -> None:
+        app_id = self.tokens.pop(token_hash).app_id
+        del self.tokens_by_app[app_id][token_hash]
+        if not self.tokens_by_app[app_id]:
+            del self.tokens_by_app[app_id]
+
     def _put_token(self, token: Token) -> bool:
         """Takes a token that another control plane has changed. Returns whether it has revoked it."""
         known = self.tokens.get(token.hash, token)
         used_at = max(known.last_used_at or 0.0, token.last_used_at or 0.0) or None
-        self.tokens[token.hash] = msgspec.structs.replace(token, last_used_at=used_at)
+        self._keep_token(msgspec.structs.replace(token, last_used_at=used_at))
         return token.revoked_at is not None and (known is token or known.revoked_at is None)
 
     def _forgotten_before(self) -> float:
@@ -272,8 +289,11 @@ class LoadedRecords:
         """Call it when tokens were added. All control planes forget by this rule alone, because rows that are gone
         have no version that would tell them."""
         before = self._forgotten_before()
+        if self._first_end >= before:
+            return
         for token in [token for token in self.tokens.values() if token.ends_at < before]:
-            del self.tokens[token.hash]
+            self._drop_token(token.hash)
+        self._first_end = min((token.ends_at for token in self.tokens.values()), default=math.inf)
 
     def _set_versions(self, stored: Versions) -> None:
         self.known = stored
@@ -302,9 +322,9 @@ class LoadedRecords:
                 self._remove_keys(self.apps.pop(app_id))
                 if self.on_put is not None:
                     self.on_put(app_id, None)
-        ended = [token for token in self.tokens.values() if token.app_id in app_ids] if app_ids else []
+        ended = [token for app_id in app_ids for token in self.tokens_by_app.get(app_id, {}).values()]
         for token in ended:
-            del self.tokens[token.hash]
+            self._drop_token(token.hash)
         return [token.hash for token in ended if token.revoked_at is None]
 
     def _remove_keys(self, app: App | None) -> None:

@@ -4,6 +4,7 @@ This is the base class of Records (records.py), which adds the changes of apps. 
 """
 
 import asyncio
+import math
 import secrets
 import string
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.records.checks import RecordConflict, RecordError, check_name
 from redpoll.control.records.loaded_records import LoadedRecords
+from redpoll.loop.slices import walk
 from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import MANAGE, SCOPES, Token
 from redpoll.store import tokens as token_rows
@@ -30,6 +32,9 @@ _TOKEN_CHARACTERS: Final = string.ascii_letters + string.digits
 _TOKEN_PREFIX_CHARS: Final = 8
 # `last_used_at` is written at most this often: it only shows people whether a token is still in use.
 TOKEN_USE_EVERY_S: Final = 60.0
+# How often the uses on other nodes are read, which have no version, and of how long: writes may be late, clocks differ.
+READ_USES_EVERY_S: Final = 60.0
+_READ_USES_OF_S: Final = 180.0
 # Tokens of one app, or for the management, that are valid at a time: each is in the memory of every control plane.
 _MAX_TOKENS: Final = 1_000
 
@@ -42,6 +47,8 @@ class TokenRecords(LoadedRecords):
         # Token id -> time of last use that isn't written yet.
         self._used: dict[str, float] = {}
         self._writing_used: asyncio.Task[None] | None = None
+        # When the uses on other nodes were read, on the loop's clock.
+        self._uses_read_at = -math.inf
 
     async def create_token(
         self,
@@ -75,7 +82,7 @@ class TokenRecords(LoadedRecords):
 
     def _check_number(self, app_id: str | None) -> None:
         now_s = self._clock()
-        valid = sum(1 for token in self.tokens.values() if token.app_id == app_id and now_s < token.ends_at)
+        valid = sum(1 for token in self.tokens_by_app.get(app_id, {}).values() if now_s < token.ends_at)
         if valid >= _MAX_TOKENS:
             raise RecordConflict(f"there are {valid} valid tokens, the most that there may be: revoke one first")
 
@@ -86,13 +93,14 @@ class TokenRecords(LoadedRecords):
         if app_id is not None:
             self._app(app_id)
         before = self._forgotten_before()
-        tokens = [token for token in self.tokens.values() if token.app_id == app_id and token.ends_at >= before]
+        tokens = [token for token in self.tokens_by_app.get(app_id, {}).values() if token.ends_at >= before]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def revoke_tokens(self, ids: Collection[str], *, by: Actor | None = None) -> list[Token]:
         """Revokes tokens, all or none. A token that was revoked before stays as it is. Raises RecordError."""
+        ids = dict.fromkeys(ids)
         async with self.edit(by) as edit:
-            by_id = {token.id: token for token in self.tokens.values()}
+            by_id = {token.id: token for token in self.tokens.values() if token.id in ids}
             unknown = [token_id for token_id in ids if token_id not in by_id]
             if unknown:
                 raise RecordError(f"there is no token with the id {', '.join(unknown)}; nothing was revoked")
@@ -107,17 +115,18 @@ class TokenRecords(LoadedRecords):
             # Look it up again: its last use may have changed during the write.
             token = self.tokens[by_id[token_id].hash]
             if token.revoked_at is None:
-                self.tokens[token.hash] = msgspec.structs.replace(token, revoked_at=now_s)
+                self._keep_token(msgspec.structs.replace(token, revoked_at=now_s))
         revoked = [self.tokens[by_id[token_id].hash] for token_id in ids]
         self.on_revoked([token.hash for token in revoked])
         return revoked
 
     def take_tokens(self, added: Collection[Token], revoked: Collection[Token], now_s: float) -> None:
         """Takes tokens into memory that an `edit` has added or revoked at `now_s`. Call it after the commit."""
-        self.tokens.update({token.hash: token for token in added})
+        for token in added:
+            self._keep_token(token)
         self._forget_ended()
         for token in revoked:
-            self.tokens[token.hash] = msgspec.structs.replace(self.tokens[token.hash], revoked_at=now_s)
+            self._keep_token(msgspec.structs.replace(self.tokens[token.hash], revoked_at=now_s))
         if revoked:
             self.on_revoked([token.hash for token in revoked])
 
@@ -129,7 +138,7 @@ class TokenRecords(LoadedRecords):
         # A negative difference means that the clock was set back; then the time is written too.
         if current.last_used_at is not None and 0 <= now_s - current.last_used_at < TOKEN_USE_EVERY_S:
             return
-        self.tokens[current.hash] = msgspec.structs.replace(current, last_used_at=now_s)
+        self._keep_token(msgspec.structs.replace(current, last_used_at=now_s))
         self._used[current.id] = now_s
         if self._writing_used is None or self._writing_used.done():
             self._writing_used = asyncio.create_task(self._write_used(), name="token use")
@@ -143,6 +152,22 @@ class TokenRecords(LoadedRecords):
                         await token_rows.set_last_used(connection, times)
                 except SQLAlchemyError as error:
                     log.warning("token use not written", tokens=len(times), reason=reason_of(error))
+
+    async def sync(self) -> bool:
+        changed = await super().sync()
+        now_s = asyncio.get_running_loop().time()
+        if self._store.shared and now_s - self._uses_read_at >= READ_USES_EVERY_S:
+            self._uses_read_at = now_s
+            async with self._store.reading() as connection:
+                used = await token_rows.used_since(connection, self._clock() - _READ_USES_OF_S)
+            await walk(used, self._take_use)
+        return changed
+
+    def _take_use(self, used: tuple[str, float]) -> None:
+        hashed, used_at = used
+        token = self.tokens.get(hashed)
+        if token is not None and used_at > (token.last_used_at or 0.0):
+            self._keep_token(msgspec.structs.replace(token, last_used_at=used_at))
 
     async def finish(self) -> None:
         """Waits until all times of last use are written. Call it before the store is closed."""

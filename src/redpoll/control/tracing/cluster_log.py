@@ -80,10 +80,11 @@ class FindCalls(Question, frozen=True):
 
 
 class FindTrace(Question, frozen=True):
-    """Asks a node for a call and its spans."""
+    """Asks a node for a call and its spans. `call_us` is as in EventLog.trace."""
 
     app: str
     trace_id: str
+    call_us: int | None = None
 
 
 class _Page(msgspec.Struct):
@@ -124,18 +125,20 @@ class ClusterLog:
         calls, following = _merge({self._name: own, **pages}, position, limit)
         return FoundCalls(calls, following, others.missing)
 
-    async def trace(self, app_id: str, trace_id: str) -> FoundTrace | None:
-        """None if no node that answered has such a call. Raises TooManyWaiting."""
+    async def trace(self, app_id: str, trace_id: str, call_us: int | None = None) -> FoundTrace | None:
+        """The call of this time in µs, or the newest one: callers may choose one trace id for several. None if no node
+        that answered has such a call. Raises TooManyWaiting."""
         async with self._turns.of(app_id):
             own, others = await asyncio.gather(
-                self._log.trace(app_id, trace_id), self._survey.ask(FindTrace(app_id, trace_id))
+                self._log.trace(app_id, trace_id, call_us), self._survey.ask(FindTrace(app_id, trace_id, call_us))
             )
         parts = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
-        call = next((call for call, _ in parts if call is not None), None)
+        call = max((call for call, _ in parts if call is not None), key=lambda call: call.time_us, default=None)
         if call is None:
             return None
         # The node of the call has the workers' spans, the leader those of webhooks.
-        spans = {msgspec.json.encode(span): span for _, spans in parts for span in spans}
+        own_or_all = (call.time_us, 0)
+        spans = {msgspec.json.encode(span): span for _, spans in parts for span in spans if span.call_us in own_or_all}
         return FoundTrace(call, sorted(spans.values(), key=lambda span: span.time_us), others.missing)
 
     async def _page(self, app_id: str, query: Query, limit: int) -> _Page:
@@ -152,7 +155,7 @@ class ClusterLog:
         return page
 
     async def _answer_trace(self, question: FindTrace) -> _Trace:
-        return await self._log.trace(question.app, question.trace_id)
+        return await self._log.trace(question.app, question.trace_id, question.call_us)
 
 
 def _identity(call: CallRow) -> tuple[str, int, str, str]:

@@ -26,7 +26,7 @@ LOG_QUERY: Final = tuple(
 )
 _DEFAULT_LIMIT: Final = 100
 _MAX_LIMIT: Final = 1_000
-_NUMBER: Final = re.compile(r"[0-9]{1,15}").fullmatch
+_NUMBER: Final = re.compile(r"[0-9]{1,18}").fullmatch
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -58,12 +58,12 @@ class EventTrace:
         return request.ok(_encode(EventsResponse(calls, page.next, page.missing or UNSET)))
 
     async def show(self, request: Request) -> Response:
-        """Answers a call and its spans in order of time.
+        """Answers a call and its spans in order of time. `time_us`: the one of this time, else the newest.
 
         `sampled` is false if the call has no spans because more calls came than are traced per second.
         """
         trace_id = request.parameters[1]
-        trace = await self._opened().trace(request.app.id, trace_id)
+        trace = await self._opened().trace(request.app.id, trace_id, _number(request, "time_us", None))
         if trace is None:
             raise ApiError("not_found", "this app has no call with that trace id, or it is no longer kept")
         rendered = [

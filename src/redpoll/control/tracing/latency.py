@@ -7,6 +7,7 @@ must agree, because one machine takes the first time and another the second.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 from redpoll.control.http.router import no_times, time_slot
@@ -26,17 +27,17 @@ class PublishLatency:
     def __init__(self) -> None:
         self.times: dict[str, list[int]] = {"http": no_times(), "client": no_times()}
         self.microseconds = {"http": 0, "client": 0}
-        # By trace id: when the event came, and its source. Oldest first.
-        self._began: dict[str, tuple[int, str]] = {}
+        # By event: when it came, and its source. Oldest first.
+        self._began: dict[Hashable, tuple[int, str]] = {}
 
-    def began(self, trace_id: str, at_us: int, source: str) -> None:
-        """A traced event came at this Unix time."""
+    def began(self, event: Hashable, at_us: int, source: str) -> None:
+        """A traced event came at this Unix time. `event` stands for it alone: calls may share a trace id."""
         if len(self._began) < _MAX_OPEN:
-            self._began[trace_id] = (at_us, source)
+            self._began[event] = (at_us, source)
 
-    def written(self, trace_id: str, at_us: int) -> None:
+    def written(self, event: Hashable, at_us: int) -> None:
         """A worker wrote the event to its sockets. Ignored if it isn't known when the event came."""
-        began = self._began.get(trace_id)
+        began = self._began.get(event)
         if began is None:
             return
         began_us, source = began
@@ -47,7 +48,7 @@ class PublishLatency:
     def forget(self, now_us: int) -> None:
         """Forgets events that came more than 10 s ago."""
         before_us = now_us - _KEEP_US
-        for trace_id, (at_us, _) in list(self._began.items()):
+        for event, (at_us, _) in list(self._began.items()):
             if at_us >= before_us:
                 break
-            del self._began[trace_id]
+            del self._began[event]

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 import msgspec
@@ -50,6 +50,14 @@ _MAX_CHANNELS: Final = 100
 _MAX_CHARS: Final = 200
 
 
+class _Carried(NamedTuple):
+    """What the number in a traced call's events stands for: its trace id, which may be followed by the id of a span
+    (spans.py), and the Unix time of its start in µs, which tells it from others with its trace id."""
+
+    text: str
+    began_us: int
+
+
 class Tracer:
     """`spans_per_s`: at most this many calls per second are traced; the others have a row but no spans.
 
@@ -83,7 +91,7 @@ class Tracer:
         self._ended = CallBatch()
         self._spans: list[SpanRow] = []
         # The traced calls of the last minutes, by the number that their events carry.
-        self._carried: OrderedDict[str, str] = OrderedDict()
+        self._carried: OrderedDict[str, _Carried] = OrderedDict()
         self._numbers = count(random.getrandbits(48))
         self._position = ""
         self._check_position = False
@@ -130,9 +138,10 @@ class Tracer:
         request.call = None
         now_us = int(self._clock() * 1_000_000)
         request.began_us = now_us - self._elapsed_us(request)
-        self._span(request.trace_id, request.app.id, "authenticated", now_us)
+        self._span(request.trace_id, request.app.id, "authenticated", now_us, request.began_us)
         number = f"{next(self._numbers):x}"
-        self._carried[number] = request.trace_id if otel is None else otel.begin(request, now_us)
+        text = request.trace_id if otel is None else otel.begin(request, now_us)
+        self._carried[number] = _Carried(text, request.began_us)
         if len(self._carried) > _MAX_CARRIED:
             self._carried.popitem(last=False)
         return self._reader.run + number
@@ -140,7 +149,7 @@ class Tracer:
     def accepted(self, request: Request) -> None:
         """Redis confirmed the events of a traced call."""
         now_us = self._of_call_us(request)
-        self._span(request.trace_id, request.app.id, "accepted", now_us)
+        self._span(request.trace_id, request.app.id, "accepted", now_us, request.began_us)
         if self._otel is not None:
             self._otel.accepted(request, now_us)
 
@@ -153,12 +162,12 @@ class Tracer:
         return int((self._timer() - request.began) * 1_000_000)
 
     def span(self, trace_id: str, app_id: str, stage: str, **detail: Any) -> None:
-        """Records that a traced call reached this stage now."""
+        """Records that a traced client event reached this stage now."""
         self._span(trace_id, app_id, stage, int(self._clock() * 1_000_000), **detail)
 
-    def _span(self, trace_id: str, app_id: str, stage: str, now_us: int, **detail: Any) -> None:
+    def _span(self, trace_id: str, app_id: str, stage: str, now_us: int, call_us: int = 0, **detail: Any) -> None:
         if len(self._spans) < _MAX_WAITING:
-            self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us))
+            self._spans.append(SpanRow(trace_id, app_id, now_us // 1000, stage, detail, now_us, call_us))
 
     def ended(self, request: Request, status: int, took_s: float, caller: str = "") -> None:
         """Records a trigger call that was answered after `took_s` seconds. Its app must be known.
@@ -177,7 +186,7 @@ class Tracer:
         credential = caller or (f"key {request.found_key or request.key}" if token is None else f"token {token.name}")
         began_us = request.began_us if request.sampled else int((self._clock() - took_s) * 1_000_000)
         if request.sampled:
-            self.latency.began(request.trace_id, began_us, "http")
+            self.latency.began((request.trace_id, began_us), began_us, "http")
             if self._otel is not None:
                 self._otel.ended(request, status, began_us, began_us + int(took_s * 1_000_000), name, channels, size)
         self._ended.add(
@@ -241,7 +250,7 @@ class Tracer:
             self._otel.flush()
         if self._timer() >= self._renew_at_s:
             self.link_up()
-        entries = self._named(await self._read())
+        entries, stages = self._named(await self._read())
         ended, self._ended = self._ended, CallBatch()
         spans, self._spans = self._spans, []
         try:
@@ -250,8 +259,8 @@ class Tracer:
             if ended.count or spans or entries:
                 position = entries[-1].id if entries else None
                 batches = [ended, CallBatch(_triggered(entries))]
-                await self._log.write(batches, [*spans, *_worker_spans(entries)], position)
-                self._measure(entries)
+                await self._log.write(batches, [*spans, *stages], position)
+                self._measure(entries, stages)
                 if self._otel is not None:
                     self._otel.read(entries)
                 if position:
@@ -263,17 +272,16 @@ class Tracer:
             self._ended.insert_before(ended)
             self._spans[:0] = spans
 
-    def _measure(self, entries: Sequence[Entry]) -> None:
+    def _measure(self, entries: Sequence[Entry], stages: Sequence[SpanRow]) -> None:
         """Adds the times of these entries, which are read only once, to the histogram."""
         latency = self.latency
         for entry in entries:
             for event in entry.batch.triggered:
                 if event.sampled:
-                    latency.began(event.trace_id, event.time_us, "client")
-        for entry in entries:
-            for span in entry.batch.spans:
-                if span.stage == "written":
-                    latency.written(trace_id_of(span.trace_id), span.time_us)
+                    latency.began((event.trace_id, 0), event.time_us, "client")
+        for stage in stages:
+            if stage.stage == "written":
+                latency.written((stage.trace_id, stage.call_us), stage.time_us)
         latency.forget(int(self._clock() * 1_000_000))
 
     async def _read(self) -> list[Entry]:
@@ -300,19 +308,24 @@ class Tracer:
             return []
         return entries
 
-    def _named(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries with the trace ids that the numbers stand for. Spans of calls that are too long ago, or of an
-        earlier control process, are left out."""
-        named = []
+    def _named(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[SpanRow]]:
+        """The entries with the trace ids that the numbers stand for, and the rows of their spans. Spans of calls that
+        are too long ago, or of an earlier control process, are left out."""
+        named, rows = [], []
         for entry in entries:
             spans = []
             for span in entry.batch.spans:
-                # A client event carries its trace id itself.
-                text = span.trace_id if len(span.trace_id) == TRACE_ID_CHARS else self._carried.get(span.trace_id)
-                if text is not None:
-                    spans.append(structs.replace(span, trace_id=text))
+                # A client event carries its trace id itself, which is its own.
+                is_client = len(span.trace_id) == TRACE_ID_CHARS
+                carried = _Carried(span.trace_id, 0) if is_client else self._carried.get(span.trace_id)
+                if carried is None:
+                    continue
+                spans.append(structs.replace(span, trace_id=carried.text))
+                trace_id = trace_id_of(carried.text)
+                where = (span.app_id, span.time_ms, span.stage, span.detail, span.time_us)
+                rows.append(SpanRow(trace_id, *where, carried.began_us))
             named.append(Entry(entry.id, Batch(spans, entry.batch.triggered)))
-        return named
+        return named, rows
 
 
 def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
@@ -332,21 +345,6 @@ def _triggered(entries: Sequence[Entry]) -> list[CallRow]:
         )
         for entry in entries
         for event in entry.batch.triggered
-    ]
-
-
-def _worker_spans(entries: Sequence[Entry]) -> list[SpanRow]:
-    return [
-        SpanRow(
-            trace_id_of(span.trace_id),
-            span.app_id,
-            span.time_ms,
-            span.stage,
-            span.detail,
-            span.time_us,
-        )
-        for entry in entries
-        for span in entry.batch.spans
     ]
 
 
