@@ -55,6 +55,27 @@ def test_limits_in_place_of_none_are_accepted(typed, tmp_path):
     assert [settings[name] for name in names] == [240, 2_048, 100, 604_800]
 
 
+def test_repeated_import_leaves_limits_that_only_redpoll_has(typed, tmp_path):
+    (tmp_path / ".env").write_text("REVERB_APP_ID=shop\nREVERB_APP_KEY=k\nREVERB_APP_SECRET=s\n")
+    typed("import", "reverb", str(tmp_path / ".env"))
+    typed("app", "set", "shop", "max_presence_members=200", "cache_ttl_s=60")
+    (app,) = json.loads(typed("import", "reverb", str(tmp_path / ".env"), "--json").stdout)["apps"]
+    assert app["outcome"] == "unchanged"
+    settings = json.loads(typed("app", "set", "shop", "--json").stdout)["settings"]
+    assert [settings["max_presence_members"], settings["cache_ttl_s"]] == [200, 60]
+
+
+def test_sizes_for_which_the_server_has_no_room_are_left_out(typed, tmp_path, monkeypatch):
+    monkeypatch.setenv("REDPOLL_MAX_UNSENT_BYTES", "524288")
+    (tmp_path / ".env").write_text("REVERB_APP_ID=shop\nREVERB_APP_KEY=k\nREVERB_APP_SECRET=s\n")
+    text = typed("import", "reverb", str(tmp_path / ".env")).stdout
+    assert "app shop (shop): created" in text
+    assert "NOT set: max_presence_members=240" in text
+    settings = json.loads(typed("app", "set", "shop", "--json").stdout)["settings"]
+    names = ("max_presence_members", "max_user_info_bytes", "max_batch")
+    assert [settings[name] for name in names] == [100, 1_024, 100]
+
+
 def test_repeated_import_changes_nothing(typed, file):
     typed("import", "soketi", file)
     (app,) = json.loads(typed("import", "soketi", file, "--json").stdout)["apps"]

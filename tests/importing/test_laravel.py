@@ -76,7 +76,7 @@ return [
 """
 
 
-# What redpoll's apps get where theirs has no limit; laravel-websockets has neither batches nor cache channels.
+# What new apps get where theirs has no limit; laravel-websockets has neither batches nor cache channels.
 UNLIMITED_MEMBERS = {"max_presence_members": "240", "max_user_info_bytes": "2048"}
 UNLIMITED_REVERB = {**UNLIMITED_MEMBERS, "max_batch": "100", "cache_ttl_s": "604800"}
 
@@ -95,7 +95,8 @@ def test_env_of_a_laravel_application_with_reverb(tmp_path):
     plan = laravel.read_reverb(written(tmp_path, REVERB_ENV))
     (app,) = plan.apps
     assert (app.id, app.key, app.secret) == ("my-app", "w1u8kq", "ahb2kq")
-    assert app.settings == {"max_connections": "0", "client_events": "true", **UNLIMITED_REVERB}
+    assert app.settings == {"max_connections": "0", "client_events": "true"}
+    assert app.defaults == UNLIMITED_REVERB
     assert plan.server == {
         "host": "127.0.0.1",
         "port": 8080,
@@ -113,14 +114,8 @@ def test_reverb_configuration_in_php(tmp_path):
         "allowed_origins": "shop.example,*.shop.example,localhost:5173",
         "client_events": "false",
         "max_data_bytes": "250000",
-        **UNLIMITED_REVERB,
     }
-    assert other.settings == {
-        "max_connections": "0",
-        "client_events": "true",
-        "max_data_bytes": "250000",
-        **UNLIMITED_REVERB,
-    }
+    assert other.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "250000"}
     assert plan.server == {
         "host": "127.0.0.1",
         "tls_port": 8080,
@@ -150,12 +145,8 @@ def test_laravel_websockets_in_php(tmp_path):
     plan = laravel.read_laravel_websockets(written(tmp_path, WEBSOCKETS_PHP, env))
     (app,) = plan.apps
     assert (app.id, app.name) == ("app-1", "My shop")
-    assert app.settings == {
-        "max_connections": "0",
-        "client_events": "true",
-        "max_data_bytes": "256000",
-        **UNLIMITED_MEMBERS,
-    }
+    assert app.settings == {"max_connections": "0", "client_events": "true", "max_data_bytes": "256000"}
+    assert app.defaults == UNLIMITED_MEMBERS
     assert plan.server == {"port": 6001, "trigger_rate_per_minute": 0}
     assert [row.theirs for row in plan.rows if not row.ours] == ["rate of client events", "enable_statistics"]
 
@@ -270,7 +261,7 @@ def test_what_only_php_can_compute_in_laravel_websockets_is_not_taken_over(tmp_p
         "ssl.passphrase": "…",
         "replication.mode": "mode()",
     }
-    assert plan.apps[0].settings.keys() == {"max_connections", "client_events", *UNLIMITED_MEMBERS}
+    assert plan.apps[0].settings.keys() == {"max_connections", "client_events"}
 
 
 @pytest.mark.parametrize(

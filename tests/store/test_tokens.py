@@ -59,7 +59,10 @@ async def test_last_use_is_written_for_several_tokens_at_once(store):
         await token_rows.set_last_used(connection, {"t1": 10.0, "t3": 30.0})
     assert [found.last_used_at for found in (await read(store)).values()] == [10.0, None, 30.0]
     async with store.reading() as connection:
-        assert await token_rows.used_since(connection, 10.0) == [(token(3).hash, 30.0)]
+        assert [page async for page in token_rows.used_since(connection, 10.0)] == [[(token(3).hash, 30.0)]]
+        pages = [page async for page in token_rows.used_since(connection, 9.0, page=1)]
+        assert sorted(used for page in pages for used in page) == sorted([(token(1).hash, 10.0), (token(3).hash, 30.0)])
+        assert len(pages) == 3
 
 
 async def test_tokens_to_revoke_may_be_more_than_a_statement_has_values(store):

@@ -64,6 +64,7 @@ def import_(
             "secret": app.secret,
             "name": app.name,
             "settings": app.settings,
+            "defaults": app.defaults,
             "webhooks": app.webhooks,
         }
         for app in plan.apps
@@ -122,6 +123,9 @@ def _print_app(plan: Plan, outcome: dict[str, Any]) -> None:
     """Prints what was taken over, then the webhooks that weren't."""
     rows = [row for row in plan.rows if row.app == outcome["id"] and row.ours]
     not_done = []
+    for row in [row for row in rows if row.ours.partition("=")[0] in outcome["left_out"]]:
+        rows.remove(row)
+        not_done.append(f"NOT set: {row.ours}: a list of such members doesn't fit into half of max_unsent_bytes")
     # Both in the order of the plan.
     for row, webhook in zip(
         [row for row in rows if row.theirs.startswith("webhook ")], outcome["webhooks"], strict=True

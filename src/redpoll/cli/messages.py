@@ -151,8 +151,8 @@ def _print_channel(name: str, counts: dict[str, Any]) -> None:
 def trace(trace_id: str, wait_s: float, target: Target, as_json: bool) -> None:
     """Show the trace of one publish request: when it was accepted, and to how many sockets it was written.
 
-    ID is what `publish` prints and each response has in X-Service-Trace-Id. Of requests that share it, the newest is
-    shown. Only redpoll servers have traces.
+    ID is what `publish` prints and each response has in X-Service-Trace-Id. Of requests that share it, the newest
+    that was traced is shown. Only redpoll servers have traces.
 
     \b
     Examples:
@@ -173,7 +173,9 @@ def trace(trace_id: str, wait_s: float, target: Target, as_json: bool) -> None:
             words = "  ".join(f"{name}={safe(str(value))}" for name, value in detail.items())
             click.echo(f"{(span['time_us'] - shown['time_us']) / 1000:+9.2f} ms  {span['stage']:<13}  {words}".rstrip())
         if not shown["sampled"]:
-            click.echo("no stages: more requests came in that second than the server traces")
+            click.echo(
+                "no stages: it was refused, or repeats another request, or more came in that second than are traced"
+            )
 
     execute(show())
 

@@ -102,8 +102,8 @@ def _reverb_app(plan: Plan, fields: dict[str, Any], server: dict[str, Any], wher
     note = notes.get(str(accepts), _NOT_ON_PUBLIC)
     app.set("accept_client_events_from", accepts, "client_events", accepts != "none", note)
     _members(app)
-    app.set("events of a batch", "none", "max_batch", _BATCH)
-    app.set("time of a cached event", "none", "cache_ttl_s", SETTINGS["cache_ttl_s"].maximum)
+    app.unlimited("events of a batch", "max_batch", _BATCH)
+    app.unlimited("time of a cached event", "cache_ttl_s", SETTINGS["cache_ttl_s"].maximum)
     size = server.get("max_request_size")
     if size is not None and as_number(size, "max_request_size") > _OUR_DATA_BYTES:
         app.set("max_request_size", size, "max_data_bytes", as_number(size, "max_request_size"))
@@ -253,8 +253,8 @@ def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, siz
 def _members(app: AppPlan) -> None:
     """Both packages take any number of members, with user_info of any size."""
     note = "if you have more: redpoll app set; the list of all members must fit into half of max_unsent_bytes"
-    app.set("members of a presence channel", "none", "max_presence_members", _MEMBERS, note)
-    app.set("user_info of a member", "none", "max_user_info_bytes", _USER_INFO_BYTES, "if yours is larger: the same")
+    app.unlimited("members of a presence channel", "max_presence_members", _MEMBERS, note)
+    app.unlimited("user_info of a member", "max_user_info_bytes", _USER_INFO_BYTES, "if yours is larger: the same")
 
 
 def _config(document: Document, of_env: Any) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Row:
 
 @dataclass
 class AppPlan:
-    """An app to create. `settings` are texts as for `redpoll app set`; each webhook is `{url, events, channels}`, with
-    `batch` if it is true."""
+    """An app to create. `settings` are texts as for `redpoll app set`, and `defaults` those that only a new app gets;
+    each webhook is `{url, events, channels}`, with `batch` if it is true."""
 
     id: str
     key: str
@@ -64,6 +64,7 @@ class AppPlan:
     name: str
     rows: list[Row]
     settings: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     webhooks: list[dict[str, Any]] = field(default_factory=list)
 
     def set(self, theirs: str, value: Any, name: str, ours: Any, note: str = "") -> None:
@@ -86,6 +87,11 @@ class AppPlan:
     def limit(self, theirs: str, value: Any, name: str, note: str = "") -> None:
         """Like `set`, for a limit that is off below 1 or without a value."""
         self.set(theirs, value, name, 0 if value in _UNLIMITED else as_number(value, theirs), note)
+
+    def unlimited(self, theirs: str, name: str, ours: int, note: str = "") -> None:
+        """Notes a limit of redpoll that they don't have: a new app gets `ours`, and an existing one keeps its own."""
+        self.defaults[name] = str(ours)
+        self.rows.append(Row(self.id, theirs, "none", f"{name}={ours}", _joined("for a new app", note)))
 
     def origins(self, theirs: str, value: Any) -> None:
         """Takes over a list of hosts whose pages may connect; `*` and an empty list stand for all hosts."""

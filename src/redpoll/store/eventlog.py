@@ -88,7 +88,8 @@ class SpanRow(NamedTuple):
 
 class Query(NamedTuple):
     """What to search for; None matches anything. `since_ms` and `until_ms` are Unix times, both inclusive. `before`:
-    only calls older than this cursor, which is `Found.next` of an earlier search. `time_us`: the call's own time."""
+    only calls older than this cursor, which is `Found.next` of an earlier search. `time_us`: the call's own time.
+    `sampled`: only calls that were traced."""
 
     trace_id: str | None = None
     correlation_id: str | None = None
@@ -98,6 +99,7 @@ class Query(NamedTuple):
     until_ms: int | None = None
     before: int | None = None
     time_us: int | None = None
+    sampled: bool = False
 
 
 class Found(NamedTuple):
@@ -204,8 +206,11 @@ class EventLog:
         self, app_id: str, trace_id: str, call_us: int | None = None
     ) -> tuple[CallRow | None, list[SpanRow]]:
         """A call, and the spans of all calls with its trace id, in order of time. `call_us` is the call's time, None
-        for the newest one. None: the app's call isn't here, but on another node, or nowhere."""
-        page = await self.find(app_id, Query(trace_id=trace_id, time_us=call_us), 1)
+        for the newest one that was traced: a repeat that was answered from its claim isn't. None: the app's call isn't
+        here, but on another node, or nowhere."""
+        page = await self.find(app_id, Query(trace_id=trace_id, time_us=call_us, sampled=call_us is None), 1)
+        if call_us is None and not page.calls:
+            page = await self.find(app_id, Query(trace_id=trace_id), 1)
         text = (
             "SELECT time_ms, stage, detail, COALESCE(time_us, time_ms * 1000) AS time_us FROM spans "
             "WHERE trace_id = ? AND app_id = ? ORDER BY 4, id"
@@ -299,6 +304,7 @@ def _matches(call: CallRow, query: Query) -> bool:
         and (query.since_ms is None or call.time_ms >= query.since_ms)
         and (query.until_ms is None or call.time_ms <= query.until_ms)
         and (query.time_us is None or call.time_us == query.time_us)
+        and (call.sampled or not query.sampled)
     )
 
 

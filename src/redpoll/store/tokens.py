@@ -1,6 +1,6 @@
 """App tokens in the record store. control/records/tokens.py decides which changes are allowed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -45,12 +45,18 @@ async def set_last_used(connection: AsyncConnection, times: Mapping[str, float])
     await connection.execute(statement, [{"token_id": token_id, "at": at} for token_id, at in times.items()])
 
 
-async def used_since(connection: AsyncConnection, since_s: float) -> list[tuple[str, float]]:
-    """Hash and time of last use of the tokens that were used after this time."""
-    rows = await connection.execute(
-        sa.select(tokens.c.hash, tokens.c.last_used_at).where(tokens.c.last_used_at > since_s)
-    )
-    return [(row.hash, row.last_used_at) for row in rows]
+async def used_since(
+    connection: AsyncConnection, since_s: float, *, page: int = 1_000
+) -> AsyncIterator[Sequence[tuple[str, float]]]:
+    """Hash and time of last use of the tokens that were used after this time, in pages."""
+    query = sa.select(tokens.c.hash, tokens.c.last_used_at).where(tokens.c.last_used_at > since_s)
+    after = ""
+    while True:
+        rows = (await connection.execute(query.where(tokens.c.hash > after).order_by(tokens.c.hash).limit(page))).all()
+        yield [(row.hash, row.last_used_at) for row in rows]
+        if len(rows) < page:
+            return
+        after = rows[-1].hash
 
 
 async def remove_ended(connection: AsyncConnection, before: float) -> None:

@@ -57,7 +57,7 @@ async def test_existing_app_keeps_its_other_keys_name_and_settings(context):
     await context.records.set_app("my_app.1", {"watchlist": True})
     added = await context.records.add_key("my_app.1")
     (outcome,) = await imported(context, APP | {"key": "k-2", "name": "Other", "settings": {"max_batch": "7"}})
-    assert outcome == {"id": "my_app.1", "name": "Shop", "outcome": "updated", "webhooks": []}
+    assert outcome == {"id": "my_app.1", "name": "Shop", "outcome": "updated", "left_out": [], "webhooks": []}
     app = context.records.apps["my_app.1"]
     assert {key.key for key in app.keys} == {"k-1", "k-2", added.key}
     assert (app.watchlist, app.max_connections, app.max_batch) == (True, 5, 7)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 
+import msgspec
 import pytest
 
 from helpers.known_nodes import RUNS, AskingNode, introduce
@@ -66,9 +67,12 @@ async def test_newest_call_of_a_trace_id_has_its_own_spans_whichever_node_has_it
     ]
     common = SpanRow("a" * 32, "3", 0, "webhook", {}, calls[1].time_us + 2)
     await one.write(calls[0], calls[2], spans=[spans[0], spans[2]])
-    await two.write(calls[1], spans=[spans[1], common])
+    # A repeat, which is answered from the claim of the one before it.
+    repeat = msgspec.structs.replace(call(400, "a" * 32), sampled=False)
+    await two.write(calls[1], repeat, spans=[spans[1], common])
     for node in nodes:
         assert await node.log.trace("3", "a" * 32) == (calls[1], [spans[1], common], [])
+        assert await node.log.trace("3", "a" * 32, repeat.time_us) == (repeat, [common], [])
         assert await node.log.trace("3", "a" * 32, calls[0].time_us) == (calls[0], [spans[0], common], [])
 
 

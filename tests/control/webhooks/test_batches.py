@@ -11,8 +11,11 @@ from pusher import Pusher
 from control.webhooks.scheduled import RETRIES, World
 from control.webhooks.transitions import APP
 from helpers.receiver import OK, Receiver, hang, status
+from redpoll.control.webhooks.batches import Batches
+from redpoll.control.webhooks.ordering import ReadyDeliveries
 from redpoll.control.webhooks.payloads import batch_id
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store.deliveries import Waiting
 
 BROKEN = status(500, "Internal Server Error")
 SECOND = 1.0
@@ -162,6 +165,23 @@ async def test_deliveries_beyond_the_memory_limit_all_arrive_once_and_in_order(w
     assert [seq for request in receiver.requests for seq in events_of(request)] == list(range(1, 2_401))
     # At the end of what is in memory, a request isn't full.
     assert len(receiver.requests) <= 36
+
+
+def test_request_that_takes_all_that_memory_has_room_for_waits_for_no_others():
+    batches, ready = Batches(), ReadyDeliveries()
+
+    def add(*numbers):
+        for number in numbers:
+            fields = {"number": number, "channel": "room", "body": b'{"time_ms":1,"events":[]}'}
+            ready.add(Waiting(**{**dict.fromkeys(Waiting._fields, 0), **fields}))
+
+    add(1)
+    assert [one.number for one in batches.take(ready, 3, 100.0)] == [1]
+    ready.done(*[])
+    add(2, 3)
+    assert batches.take(ready, 3, 100.1) == []
+    assert batches.due_at == 101.0
+    assert [one.number for one in batches.take(ready, 3, 100.1, leaves=True)] == [2, 3]
 
 
 async def test_set_clock_neither_ends_nor_prolongs_the_second(world, receiver):

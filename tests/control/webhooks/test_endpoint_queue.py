@@ -57,3 +57,24 @@ def test_large_bodies_fill_a_queue_sooner_while_all_together_have_many():
         loaded_by.release(number)
         assert (loaded_by.loaded, loaded_by.size) == ({}, 0)
     assert memory.size == 0
+
+
+def test_failing_endpoint_has_a_smaller_part_of_the_memory():
+    """It has few attempts at a time. Many endpoints that hang would leave the others little."""
+    queue = EndpointQueue("e", Memory())
+    room = queue.room
+    queue.failures = 20
+    assert queue.is_failing
+    assert 0 < queue.room < room
+    queue.failures = 0
+    assert queue.room == room
+
+
+def test_queue_leaves_some_only_if_it_has_no_room_for_what_the_store_has():
+    queue = EndpointQueue("e", Memory())
+    queue.more_in_store = True
+    assert not queue.leaves_some
+    queue.load(waiting(1, bytes(queue.room)))
+    assert queue.leaves_some
+    queue.more_in_store = False
+    assert not queue.leaves_some

@@ -12,6 +12,7 @@ from redpoll.control.records.loaded_records import Origin
 from redpoll.control.records.records import RecordError, Records
 from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.store import deliveries as delivery_rows
+from redpoll.store import old_deliveries, pulled
 from redpoll.store.errors import StoreUnavailable
 from redpoll.store.store import Store
 from store.written_deliveries import put, result, row
@@ -74,13 +75,15 @@ async def test_dead_letters_that_are_handled_during_the_tidying_count_as_gone(
     box.put(*(transition(channel=f"c{number}") for number in range(5)))
     letters = await seen(webhooks, "failed", 5)
     await later(webhooks, clock, wait_until, 61)
-    run_out = webhooks.pulls.run_out
+    endpoints_to_limit = old_deliveries.endpoints_to_limit
 
-    async def run_out_while_the_operator_discards(store):
+    async def found_before_the_operator_discards(*arguments, **more):
+        found = await endpoints_to_limit(*arguments, **more)
+        assert len(found) == 1
         await webhooks.dead_letters.discard([letters[0].id, letters[1].id])
-        return await run_out(store)
+        return found
 
-    monkeypatch.setattr(webhooks.pulls, "run_out", run_out_while_the_operator_discards)
+    monkeypatch.setattr(old_deliveries, "endpoints_to_limit", found_before_the_operator_discards)
     await tidy(webhooks)
     assert {letter.id for letter in await webhooks.deliveries(APP, states=("failed",))} == {
         letter.id for letter in letters[2:]
@@ -125,7 +128,8 @@ def tidied(make_webhooks, store, clock):
     return tidied
 
 
-async def test_count_that_fails_stops_no_other_step(make_webhooks, store, tidied, monkeypatch):
+@pytest.mark.parametrize("step", ["depths", "endpoints_to_prune"])
+async def test_step_that_fails_stops_no_other_one(make_webhooks, store, tidied, monkeypatch, step):
     """A count that took longer than a statement may let the store grow."""
     webhooks = await make_webhooks(webhook_retry_after_s=(), webhook_max_dead_letters=1)
     endpoint = await webhooks.endpoints.create(APP, None)
@@ -139,34 +143,58 @@ async def test_count_that_fails_stops_no_other_step(make_webhooks, store, tidied
             ],
         )
 
-    async def depths(*_, **__):
+    async def fail(*_, **__):
         raise StoreUnavailable("timed out")
 
-    monkeypatch.setattr(delivery_rows, "depths", depths)
+    monkeypatch.setattr(delivery_rows if step == "depths" else old_deliveries, step, fail)
     await tidied(webhooks)
     assert [(one.id, one.state) for one in await webhooks.deliveries(APP)] == [("leased", "failed")]
     assert webhooks.tidying.dead_letters_removed == 3
 
 
-async def test_counts_that_take_long_are_rare(make_webhooks, tidied, clock, monkeypatch):
+@pytest.mark.parametrize(("module", "look"), [(delivery_rows, "depths"), (pulled, "has_run_out")])
+async def test_looks_at_all_that_wait_are_rare_if_they_take_long(
+    make_webhooks, tidied, clock, monkeypatch, module, look
+):
     """What many deliveries that nobody fetches have was counted every 5 s, by half of a core."""
     webhooks = await make_webhooks()
-    took_s, counts = [0.0], []
+    await webhooks.endpoints.create(APP, None)
+    took_s, looks = [0.0], []
 
-    async def depths(*_, **__):
-        counts.append(clock())
+    async def take_long(*_, **__):
+        looks.append(clock())
         clock.advance(took_s[0])
         return {}
 
-    monkeypatch.setattr(delivery_rows, "depths", depths)
+    monkeypatch.setattr(module, look, take_long)
     await tidied(webhooks)
     took_s[0] = 2.0
     await tidied(webhooks)
-    assert len(counts) == 2
+    assert len(looks) == 2
     await tidied(webhooks)
     clock.advance(99.0)
     await tidied(webhooks)
-    assert len(counts) == 2
+    assert len(looks) == 2
     clock.advance(1.0)
     await tidied(webhooks)
-    assert len(counts) == 3
+    assert len(looks) == 3
+
+
+async def test_count_that_failed_is_repeated_within_a_minute(make_webhooks, tidied, clock, monkeypatch):
+    """While PostgreSQL is away a count takes as long as a statement may. A new leader had no figures for long."""
+    webhooks = await make_webhooks()
+    counts = []
+
+    async def depths(*_, **__):
+        counts.append(clock())
+        clock.advance(15.0)
+        raise StoreUnavailable("timed out")
+
+    monkeypatch.setattr(delivery_rows, "depths", depths)
+    await tidied(webhooks)
+    clock.advance(59.0)
+    await tidied(webhooks)
+    assert len(counts) == 1
+    clock.advance(1.0)
+    await tidied(webhooks)
+    assert len(counts) == 2

@@ -431,12 +431,17 @@ class TestThePoint:
         await client.subscribe("presence-p", {"user_id": "m"})
         await resuming.settled(worker, lambda: not worker.registry.sync.in_flight)
         run, scripts = worker.link.run, []
-        worker.link.run = lambda script, *call: (scripts.append(script), run(script, *call))
+
+        def note(script, *call):
+            if script in (HOLD, RESUME_POINT):
+                scripts.append(script)
+            run(script, *call)
+
+        worker.link.run = note
         await cut(resuming, worker, client)
         await point_written(resuming, "7")
         await resuming.settled(worker, lambda: worker.registry.local_channel("1", "presence-p") is None)
-        assert scripts[:2] == [RESUME_POINT, RESUME_POINT]
-        assert HOLD in scripts[2:]
+        assert scripts[:3] == [RESUME_POINT, RESUME_POINT, HOLD]
 
     async def test_apps_without_it_pay_nothing(self, bench):
         worker = await bench.start()
@@ -459,6 +464,27 @@ class TestThePoint:
         assert not worker.hub.user_resume._attached
         await point_written(resuming, "7")
         await point_written(resuming, "m")
+        await resuming.settled(worker, lambda: worker.hub.user_resume.idle)
+
+    async def test_nothing_is_remembered_of_a_connection_that_closes_while_its_user_is_looked_up(self, resuming):
+        worker = await resuming.start()
+        await resuming.publish_numbers("news", range(3))
+        asked, answered, ask = asyncio.Event(), asyncio.Event(), worker.link.ask
+
+        async def ask_slowly(*command):
+            if command[0] == b"HKEYS":
+                asked.set()
+                await answered.wait()
+            return await ask(*command)
+
+        worker.link.ask = ask_slowly
+        client = await resuming.client(worker)
+        await client.sign_in("7")
+        await asked.wait()
+        await client.subscribe("news")
+        await cut(resuming, worker, client)
+        assert not worker.hub.user_resume._attached
+        answered.set()
         await resuming.settled(worker, lambda: worker.hub.user_resume.idle)
 
     async def test_nothing_is_remembered_of_channels_that_were_left(self, resuming):

@@ -125,7 +125,10 @@ _QUERY: Final = {
     "log_since": ("since", "Calls not before this time, Unix ms."),
     "log_until": ("until", "Calls not after this time, Unix ms."),
     "log_limit": ("limit", "The maximum number of calls, 1 to 1,000; default 100."),
-    "trace_time_us": ("time_us", "The call with this `time_us`, if calls share the trace id; else the newest."),
+    "trace_time_us": (
+        "time_us",
+        "The call with this `time_us`, if calls share the trace id; else the newest that was traced.",
+    ),
     "log_cursor": ("cursor", "`next` of an earlier answer, to get the older calls."),
     "history_limit": (
         "limit",

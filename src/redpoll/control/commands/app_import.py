@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from redpoll.control.commands.context import Context
-from redpoll.control.records.records import RecordError
+from redpoll.control.records.records import RecordError, Records
 from redpoll.ipc.command_socket import CommandError
 from redpoll.protocol.apps import App, Key, parse_setting
 from redpoll.store.audit import COMMAND_LINE
@@ -23,6 +23,8 @@ __all__ = ["COMMANDS"]
 
 # Receivers of other servers' webhooks verify Pusher's signature.
 _FORMAT: Final = "pusher"
+# The sizes of a member list, for which the server's max_unsent_bytes may have no room.
+_SIZES: Final = ("max_presence_members", "max_user_info_bytes")
 
 
 class _Webhook(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,24 +41,42 @@ class _Planned(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     settings: dict[str, str]
     webhooks: list[_Webhook]
+    defaults: dict[str, str] = {}
 
 
 async def _import(context: Context, args: dict[str, Any]) -> Any:
     planned = msgspec.convert(args["apps"], list[_Planned])
-    faults = []
+    fitting, faults = [], []
     for app in planned:
         try:
-            context.records.check_import(_record(context.records.apps.get(app.id), app))
+            fitting.append(_fitting(context.records, app))
         except (RecordError, ValueError) as error:
             faults.append(f"app {app.id}: {error}")
     if faults:
         raise CommandError("\n".join(faults))
-    return [await _import_app(context, app, args["dry_run"]) for app in planned]
+    outcomes = [await _import_app(context, app, args["dry_run"]) for app in fitting]
+    for outcome, before, after in zip(outcomes, planned, fitting, strict=True):
+        outcome["left_out"] = sorted(before.defaults.keys() - after.defaults.keys())
+    return outcomes
+
+
+def _fitting(records: Records, planned: _Planned) -> _Planned:
+    """The app without the sizes that only a new one gets, if there is no room for them. Raises RecordError or
+    ValueError."""
+    known = records.apps.get(planned.id)
+    try:
+        records.check_import(_record(known, planned))
+    except RecordError:
+        defaults = {name: text for name, text in planned.defaults.items() if name not in _SIZES}
+        planned = msgspec.structs.replace(planned, defaults=defaults)
+        records.check_import(_record(known, planned))
+    return planned
 
 
 def _record(known: App | None, planned: _Planned) -> App:
     """The app as it will be: an existing one keeps its name, its other keys and the settings that aren't planned."""
-    values = {name: parse_setting(name, text) for name, text in planned.settings.items()}
+    texts = planned.settings if known is not None else {**planned.defaults, **planned.settings}
+    values = {name: parse_setting(name, text) for name, text in texts.items()}
     key = Key(key=planned.key, secret=planned.secret)
     if known is None:
         return App(id=planned.id, name=planned.name, keys=(key,), **values)  # type: ignore[arg-type]
@@ -117,6 +137,7 @@ def _differences(own: Endpoint, planned: _Webhook) -> list[str]:
 
 
 COMMANDS: Final[dict[str, Callable[[Context, dict[str, Any]], Awaitable[Any]]]] = {
-    # {apps: [{id, key, secret, name, settings, webhooks}], dry_run} -> [{id, name, outcome, webhooks}]
+    # {apps: [{id, key, secret, name, settings, defaults, webhooks}], dry_run} ->
+    # [{id, name, outcome, left_out, webhooks}]
     "app import": _import,
 }

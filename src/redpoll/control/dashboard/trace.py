@@ -116,7 +116,7 @@ class TracePages:
         )
 
     async def show(self, visit: Visit) -> Response:
-        """GET …/trace/{trace_id}; `time_us`: the call of this time, else the newest with this trace id."""
+        """GET …/trace/{trace_id}; `time_us`: the call of this time, else the newest of this id that was traced."""
         app, trace_id = visit.app, visit.request.parameters[1]
         time_us = visit.query.get("time_us", "")
         call_us = int(time_us) if _TIME_US(time_us) else None

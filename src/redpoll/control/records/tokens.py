@@ -16,7 +16,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.records.checks import RecordConflict, RecordError, check_name
 from redpoll.control.records.loaded_records import LoadedRecords
-from redpoll.loop.slices import walk
 from redpoll.protocol.auth import token_hash
 from redpoll.protocol.tokens import MANAGE, SCOPES, Token
 from redpoll.store import tokens as token_rows
@@ -159,12 +158,12 @@ class TokenRecords(LoadedRecords):
         if self._store.shared and now_s - self._uses_read_at >= READ_USES_EVERY_S:
             self._uses_read_at = now_s
             async with self._store.reading() as connection:
-                used = await token_rows.used_since(connection, self._clock() - _READ_USES_OF_S)
-            await walk(used, self._take_use)
+                async for used in token_rows.used_since(connection, self._clock() - _READ_USES_OF_S):
+                    for hashed, used_at in used:
+                        self._take_use(hashed, used_at)
         return changed
 
-    def _take_use(self, used: tuple[str, float]) -> None:
-        hashed, used_at = used
+    def _take_use(self, hashed: str, used_at: float) -> None:
         token = self.tokens.get(hashed)
         if token is not None and used_at > (token.last_used_at or 0.0):
             self._keep_token(msgspec.structs.replace(token, last_used_at=used_at))

@@ -126,14 +126,15 @@ class ClusterLog:
         return FoundCalls(calls, following, others.missing)
 
     async def trace(self, app_id: str, trace_id: str, call_us: int | None = None) -> FoundTrace | None:
-        """The call of this time in µs, or the newest one: callers may choose one trace id for several. None if no node
-        that answered has such a call. Raises TooManyWaiting."""
+        """The call of this time in µs, or the newest one that was traced: callers may choose one trace id for several.
+        None if no node that answered has such a call. Raises TooManyWaiting."""
         async with self._turns.of(app_id):
             own, others = await asyncio.gather(
                 self._log.trace(app_id, trace_id, call_us), self._survey.ask(FindTrace(app_id, trace_id, call_us))
             )
         parts = [own, *(msgspec.json.decode(answer, type=_Trace) for answer in others.answers.values())]
-        call = max((call for call, _ in parts if call is not None), key=lambda call: call.time_us, default=None)
+        calls = (call for call, _ in parts if call is not None)
+        call = max(calls, key=lambda call: (call.sampled, call.time_us), default=None)
         if call is None:
             return None
         # The node of the call has the workers' spans, the leader those of webhooks.

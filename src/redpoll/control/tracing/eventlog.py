@@ -58,7 +58,8 @@ class EventTrace:
         return request.ok(_encode(EventsResponse(calls, page.next, page.missing or UNSET)))
 
     async def show(self, request: Request) -> Response:
-        """Answers a call and its spans in order of time. `time_us`: the one of this time, else the newest.
+        """Answers a call and its spans in order of time. `time_us`: the one of this time, else the newest
+        that was traced.
 
         `sampled` is false if the call has no spans because more calls came than are traced per second.
         """

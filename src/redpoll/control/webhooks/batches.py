@@ -30,8 +30,9 @@ class Batches:
     """The POSTs of one endpoint, of which at most one runs at a time.
 
     A POST with new events begins at once if the last one began a second ago or had no room for all of them, or if the
-    next one is full; otherwise when the second is over, at `due_at` (None if nothing waits for that). Deliveries that
-    have failed are sent when they are due, in turn with new ones. Times are seconds of a steady clock.
+    next one is full, or all that memory has room for; otherwise when the second is over, at `due_at` (None if nothing
+    waits for that). Deliveries that have failed are sent when they are due, in turn with new ones. Times are seconds of
+    a steady clock.
     """
 
     __slots__ = ("_new_from", "_was_new", "due_at")
@@ -42,18 +43,18 @@ class Batches:
         # The last POST had new events.
         self._was_new = False
 
-    def take(self, ready: ReadyDeliveries, retries: int, now: float) -> list[Waiting]:
+    def take(self, ready: ReadyDeliveries, retries: int, now: float, *, leaves: bool = False) -> list[Waiting]:
         """Removes the deliveries of the next POST from `ready`; none if it isn't time yet, or if there are none.
 
         They are in the order in which they were stored, which in each channel is that of the transitions. `retries`:
-        the number of attempts after the first.
+        the number of attempts after the first. `leaves`: more wait, for which `ready` has no room.
         """
         self.due_at = None
         in_order = ready.in_order()
         new = [item for item in in_order if not item.attempts]
         failed = [item for item in in_order if item.attempts]
         batch = _fitting(new, MAX_EVENTS, retries)
-        leaves_some = len(batch) < len(new)
+        leaves_some = leaves or len(batch) < len(new)
         if batch and now < self._new_from and not (leaves_some or _is_full(batch, retries)):
             self.due_at = self._new_from
             batch = []

@@ -19,10 +19,14 @@ __all__ = ["MAX_READY", "ChangesDuringRead", "EndpointQueue", "Memory"]
 # Ready deliveries in memory per endpoint; below the second number more are read from the store.
 MAX_READY: Final = 512
 _REFILL_BELOW: Final = 128
-# Their bodies, because clients choose their size: of one endpoint, of all, and of one while all have as much.
+# Their bodies, because clients choose their size: of one endpoint, of one that fails and so has few attempts, of all,
+# and of one while all have as much.
 _MAX_BYTES: Final = 1024 * 1024
+_MAX_BYTES_FAILING: Final = 256 * 1024
 _MAX_BYTES_OF_ALL: Final = 64 * 1024 * 1024
 _FEW_BYTES: Final = 64 * 1024
+# After this many failures without a success.
+_FAILING_AFTER: Final = 20
 
 
 class Memory:
@@ -100,7 +104,17 @@ class EndpointQueue:
     @property
     def room(self) -> int:
         """The bytes of bodies that may be loaded now. The last delivery that is loaded may be larger."""
-        return (_MAX_BYTES if self.memory.size < _MAX_BYTES_OF_ALL else _FEW_BYTES) - self.size
+        most = _MAX_BYTES_FAILING if self.is_failing else _MAX_BYTES
+        return (most if self.memory.size < _MAX_BYTES_OF_ALL else _FEW_BYTES) - self.size
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failures >= _FAILING_AFTER
+
+    @property
+    def leaves_some(self) -> bool:
+        """The store has more, for which there is no room here."""
+        return self.more_in_store and self.is_full
 
     @property
     def is_full(self) -> bool:

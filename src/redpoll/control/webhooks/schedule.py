@@ -43,9 +43,8 @@ _MAX_RUNNING: Final = 32
 # Attempts per endpoint that are running or whose results are not in the store: the upper bound on repeats after a kill.
 # With `batch`, a POST begins if fewer than MAX_EVENTS results are not in the store: fewer than twice as many repeats.
 _MAX_UNWRITTEN: Final = 64
-# After this many failures without a success, an endpoint gets fewer attempts at a time and a pause between them: at
-# most 200 attempts per second, about a tenth of a core. The first success ends this.
-_FAILING_AFTER: Final = 20
+# An endpoint that is failing gets fewer attempts at a time and a pause between them: at most 200 attempts per second,
+# about a tenth of a core. The first success ends this.
 _MAX_RUNNING_FAILING: Final = 8
 _FAILING_PAUSE_S: Final = 0.005
 # The pause between two reads of the store for one endpoint, because its retries may become due one by one.
@@ -347,7 +346,7 @@ class Schedule:
         if endpoint.batch:
             self._start_batch(queue, endpoint)
             return
-        max_running = _MAX_RUNNING_FAILING if queue.failures >= _FAILING_AFTER else _MAX_RUNNING
+        max_running = _MAX_RUNNING_FAILING if queue.is_failing else _MAX_RUNNING
         while queue.running < max_running and queue.running + queue.unwritten < _MAX_UNWRITTEN:
             item = queue.ready.take()
             if item is None:
@@ -367,7 +366,7 @@ class Schedule:
         if queue.withdrawn:
             for item in queue.ready.remove(queue.withdrawn):
                 queue.release(item.number)
-        items = queue.batches.take(queue.ready, len(self._retry_after_s), self._steady())
+        items = queue.batches.take(queue.ready, len(self._retry_after_s), self._steady(), leaves=queue.leaves_some)
         if items:
             self._start(queue, endpoint, items)
 
@@ -376,7 +375,7 @@ class Schedule:
         task = self._loop.create_task(self._attempt(queue, endpoint, items))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if queue.failures >= _FAILING_AFTER:
+        if queue.is_failing:
             queue.pause = self._loop.call_later(_FAILING_PAUSE_S, self._end_pause, queue)
 
     def _end_pause(self, queue: EndpointQueue) -> None:

@@ -4,7 +4,9 @@ much."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -35,8 +37,33 @@ MAX_FINISHED: Final = 1_000
 _KEEP_ALL_S: Final = 60.0
 TIDY_EVERY_S: Final = 5.0
 _FORGET_EVERY_S: Final = 3_600.0
-# A count reads all that wait, perhaps millions. The next one is due after this many times the time that it took.
-_COUNT_PAUSES: Final = 50
+# A look that reads all that wait, perhaps millions, is made again after this many times the time that it took; after
+# one that failed, no later than after a minute.
+_PAUSES: Final = 50
+_MAX_FAILED_PAUSE_S: Final = 60.0
+
+
+class _Rare:
+    """When a look is due that may take long: so it takes at most 2 % of the time."""
+
+    def __init__(self, steady: Callable[[], float]) -> None:
+        self.due_at = 0.0
+        self._steady = steady
+
+    @property
+    def is_due(self) -> bool:
+        return self._steady() >= self.due_at
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = self._steady()
+        longest_s = _MAX_FAILED_PAUSE_S
+        try:
+            yield
+            longest_s = math.inf
+        finally:
+            ended = self._steady()
+            self.due_at = ended + min(_PAUSES * (ended - began), longest_s)
 
 
 class Tidying:
@@ -71,8 +98,8 @@ class Tidying:
         self._steady = steady
         self._every_s = every_s
         self._max_finished = max_finished
-        # On the steady clock: when what waits is counted next.
-        self._count_at = 0.0
+        self._counts = _Rare(steady)
+        self._looks_for_ended = _Rare(steady)
 
     async def forget_repeatedly(self) -> None:
         """On nodes that don't lead, deleted endpoints would stay in memory."""
@@ -88,7 +115,7 @@ class Tidying:
 
     async def run(self, store: Changes, schedule: Schedule, intake: Intake) -> None:
         """`store` is used for what only the leader may change."""
-        self._count_at = 0.0
+        self._counts.due_at = self._looks_for_ended.due_at = 0.0
         while True:
             await self.tidy(store, schedule, intake)
             await asyncio.sleep(self._every_s)
@@ -103,8 +130,9 @@ class Tidying:
         steps: tuple[Callable[[], Awaitable[object]], ...] = (
             self._count,
             lambda: self._follow_others(schedule),
-            lambda: self._pulls.run_out(store),
-            lambda: self._remove(store, intake),
+            lambda: self._end_leases(store),
+            lambda: self._remove_finished(store, intake),
+            lambda: self._limit_dead_letters(store, intake),
             forget,
             self._store.shrink,
         )
@@ -121,16 +149,17 @@ class Tidying:
             log.warning("webhook tidying failed", reason="; ".join(reasons))
 
     async def _count(self) -> None:
-        began = self._steady()
-        if began < self._count_at:
+        if not self._counts.is_due:
             return
-        try:
-            async with self._store.reading() as connection:
+        async with self._store.reading() as connection:
+            with self._counts.timed():
                 self.depths = await delivery_rows.depths(connection, None, sum_from=self._bound.sum_from)
-        finally:
-            ended = self._steady()
-            self._count_at = ended + _COUNT_PAUSES * (ended - began)
         self._bound.look(self.depths)
+
+    async def _end_leases(self, store: Changes) -> None:
+        if self._looks_for_ended.is_due:
+            with self._looks_for_ended.timed():
+                await self._pulls.run_out(store)
 
     async def _follow_others(self, schedule: Schedule) -> None:
         """Completes deletions that a kill interrupted, and finds what another node made due."""
@@ -145,14 +174,11 @@ class Tidying:
             elif self._store.shared and waits:
                 schedule.look_again(endpoint.id)
 
-    async def _remove(self, store: Changes, intake: Intake) -> None:
-        now_s = self._clock()
-        before = min(now_s, intake.forgotten_before()) - _KEEP_ALL_S
-        await self._remove_finished(store, now_s - _KEEP_S, before)
-        await self._limit_dead_letters(store, before)
+    def _removable_before(self, intake: Intake) -> float:
+        return min(self._clock(), intake.forgotten_before()) - _KEEP_ALL_S
 
-    async def _remove_finished(self, store: Changes, older_than: float, before: float) -> None:
-        keep = self._max_finished
+    async def _remove_finished(self, store: Changes, intake: Intake) -> None:
+        keep, older_than, before = self._max_finished, self._clock() - _KEEP_S, self._removable_before(intake)
         async with self._store.reading() as connection:
             to_prune = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
         for endpoint_id in to_prune:
@@ -163,9 +189,9 @@ class Tidying:
                         connection, endpoint_id, keep=keep, older_than=older_than, before=before
                     )
 
-    async def _limit_dead_letters(self, store: Changes, before: float) -> None:
+    async def _limit_dead_letters(self, store: Changes, intake: Intake) -> None:
         """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
-        keep = self._max_dead_letters
+        keep, before = self._max_dead_letters, self._removable_before(intake)
         async with self._store.reading() as connection:
             to_limit = await old_deliveries.endpoints_to_limit(connection, keep=keep)
         for endpoint_id in to_limit:

@@ -45,6 +45,10 @@ class Returned:
         else:
             self._waiting.append(then)
 
+    def forget(self) -> None:
+        """The connection closes, so what waits for the point leaves by itself."""
+        self._waiting = None
+
     def settle(self, point: int | None, until: float) -> None:
         """Set the point. With several user ids on one connection, the smallest offset wins."""
         if point is not None:

@@ -183,9 +183,11 @@ class UserResume:
     def closed(self, connection: Connection) -> None:
         """Write to Redis when bytes last came from the user's connection. Call it before the connection leaves its
         channels: who looks for the user finds it among the holders, or finds the point."""
-        self._attached.close(connection)
         age_s = self._age_s(connection)
+        if (returned := self._returned.get(connection)) is not None:
+            returned.forget()
         users = self._remove(connection)
+        self._attached.close(connection)
         app = connection.session.app
         if users and app.user_resume_s:
             heard_at = min(asyncio.get_running_loop().time() - age_s, self._waited_since(connection))
@@ -317,8 +319,7 @@ class UserResume:
         ages = await asyncio.gather(self._silence(app.id, user, others), self._ask(app, user, sorted(workers)))
         loop = asyncio.get_running_loop()
         now_us = int(now[0]) * 1_000_000 + int(now[1])
-        in_flight_s = self.timings.in_flight_s
-        points = [now_us - round((age_s + in_flight_s) * 1_000_000) for age_s in ages if age_s is not None]
+        points = [now_us - round((age_s + self.timings.in_flight_s) * 1_000_000) for age_s in ages if age_s is not None]
         until = loop.time() + app.user_resume_s if points else 0.0
         # Last: a connection that ended before its worker was asked, or while it was, has its point there by now.
         written = await self._points.read(app.id, user)
