@@ -129,10 +129,7 @@ class Proxy:
         self._loop.run_until_complete(self._listen())
         self._listening.set()
         self._loop.run_forever()
-        self._cut()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _listen(self) -> None:
@@ -141,32 +138,46 @@ class Proxy:
         self._servers = (unix, tcp)
         self.port = tcp.sockets[0].getsockname()[1]
 
+    async def _end(self) -> None:
+        for listening in (listening for server in self._servers for listening in server.sockets):
+            self._loop.remove_reader(listening.fileno())
+        # asyncio accepts a connection in a task, which leaks the connection if it doesn't run to its end.
+        while accepting := [task for task in asyncio.all_tasks() if "accept" in task.get_coro().__qualname__]:
+            await asyncio.wait(accepting)
+        for server in self._servers:
+            server.close()
+        await asyncio.sleep(0)
+        self._cut()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)
+
     def _cut(self) -> None:
         for writer in self._open:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = {writer}
+        self._open.add(writer)
         try:
             if isinstance(self.upstream, str):
                 other_reader, other_writer = await asyncio.open_unix_connection(self.upstream)
             else:
                 other_reader, other_writer = await asyncio.open_connection(*self.upstream)
-        except OSError:
-            writer.transport.abort()
-            return
-        self.accepted += 1
-        both = {writer, other_writer}
-        self._open |= both
-        try:
+            self.accepted += 1
+            ends.add(other_writer)
+            self._open.add(other_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(reader, other_writer, hiredis.Reader()))
                 replies = self._pass_replies if self.splits_replies else partial(self._pass, commands=None)
                 group.create_task(replies(other_reader, writer))
-        except* (ConnectionError, EOFError):
+        except* (OSError, EOFError):
             pass
         finally:
-            self._open -= both
-            for end in both:
+            self._open -= ends
+            for end in ends:
                 end.transport.abort()
 
     async def _pass_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
