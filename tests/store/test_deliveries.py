@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from redpoll.store import deliveries as rows
 from redpoll.store import dropped, due_deliveries
 from redpoll.store.deliveries import AttemptRow, Depth
-from store.written_deliveries import add_endpoints, put, result, row
+from store.written_deliveries import add_endpoints, put, result, row, state
 
 # More than a statement of PostgreSQL may have: asyncpg takes 32,767 values.
 TOO_MANY = 33_000
@@ -17,11 +17,6 @@ async def connection(connection):
     """One transaction, in a store that has the endpoints e1 and e2."""
     await add_endpoints(connection)
     return connection
-
-
-async def state(connection, delivery_id):
-    found = await rows.find_by_id(connection, delivery_id)
-    return found.state, found.at, found.attempts
 
 
 # -- adding

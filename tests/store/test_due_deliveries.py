@@ -4,7 +4,7 @@ import pytest
 
 from redpoll.store import deliveries as rows
 from redpoll.store import due_deliveries
-from store.written_deliveries import add_endpoints, put, result, row
+from store.written_deliveries import add_endpoints, put, result, row, state
 
 
 @pytest.fixture
@@ -12,11 +12,6 @@ async def connection(connection):
     """One transaction, in a store that has the endpoints e1 and e2."""
     await add_endpoints(connection)
     return connection
-
-
-async def state(connection, delivery_id):
-    found = await rows.find_by_id(connection, delivery_id)
-    return found.state, found.at, found.attempts
 
 
 async def due(connection, now_s, limit=9, max_bytes=1_000, without=()):

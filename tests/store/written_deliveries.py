@@ -29,3 +29,8 @@ def result(numbers, name, state, at, n=1):
 
 async def put(connection, *added):
     return {delivery.id: delivery.number for delivery in await rows.add(connection, added)}
+
+
+async def state(connection, delivery_id):
+    found = await rows.find_by_id(connection, delivery_id)
+    return found.state, found.at, found.attempts

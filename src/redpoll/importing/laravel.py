@@ -252,9 +252,9 @@ def _websockets_app(plan: Plan, fields: dict[str, Any], shared_origins: Any, siz
 
 def _members(app: AppPlan) -> None:
     """Both packages take any number of members, with user_info of any size."""
-    note = "if you have more: redpoll app set; the list of all members must fit into half of max_unsent_bytes"
+    note = "raise it if you have more; the list of all members must fit into half of max_unsent_bytes"
     app.unlimited("members of a presence channel", "max_presence_members", _MEMBERS, note)
-    app.unlimited("user_info of a member", "max_user_info_bytes", _USER_INFO_BYTES, "if yours is larger: the same")
+    app.unlimited("user_info of a member", "max_user_info_bytes", _USER_INFO_BYTES, "raise it if yours is larger")
 
 
 def _config(document: Document, of_env: Any) -> dict[str, Any]:

@@ -145,14 +145,20 @@ async def test_gap_is_waited_for_as_long_as_each_before_it(bench, monkeypatch):
     assert len(timers) == 4
 
 
-async def test_poll_that_overtakes_the_first_messages_leaves_them_their_order(bench, monkeypatch):
-    """A subscribe, an unsubscribe and a subscribe ended without the subscription."""
-    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)
+async def polled(bench, monkeypatch):
+    """A worker, its session that a poll with the number 1 opened, and the messages that the session delivers."""
     worker = await bench.start()
     await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7&n=1")
     (session,) = worker.fallback.sessions.by_name.values()
     delivered = []
     monkeypatch.setattr(Session, "_deliver", lambda _, ready: delivered.extend(ready))
+    return worker, session, delivered
+
+
+async def test_poll_that_overtakes_the_first_messages_leaves_them_their_order(bench, monkeypatch):
+    """A subscribe, an unsubscribe and a subscribe ended without the subscription."""
+    monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)
+    _, session, delivered = await polled(bench, monkeypatch)
     session.attach(Poll(), 5)
     for number in (2, 4, 3):
         session.bring(number, b'["%d"]' % number)
@@ -162,11 +168,7 @@ async def test_poll_that_overtakes_the_first_messages_leaves_them_their_order(be
 async def test_messages_do_not_wait_for_requests_that_a_poll_has_waited_for(bench, monkeypatch):
     """Other sessions of the page use numbers of the same row: each message waited for a second."""
     monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 0.0)
-    worker = await bench.start()
-    await ask("127.0.0.1", worker.port, "POST", f"/pusher/app/{KEY}/7/abcdefgh/xhr?protocol=7&n=1")
-    (session,) = worker.fallback.sessions.by_name.values()
-    delivered = []
-    monkeypatch.setattr(Session, "_deliver", lambda _, ready: delivered.extend(ready))
+    worker, session, delivered = await polled(bench, monkeypatch)
     session.attach(Poll(), 5)
     await bench.settled(worker, lambda: session._order.last == 5)
     monkeypatch.setattr("redpoll.worker.fallback.session._GAP_S", 3600.0)

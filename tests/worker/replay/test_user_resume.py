@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 
 import pytest
 import redis as redis_py
@@ -37,6 +38,20 @@ async def client_through(proxy, bench, worker):
     client = await bench.client(worker)
     del bench.url
     return client
+
+
+@asynccontextmanager
+async def missing_three(bench, worker):
+    """User 7 at this worker got 0 and 1 on `news`. Then the network stalled, and 2, 3 and 4 were published."""
+    with Proxy(("127.0.0.1", worker.port)) as proxy:
+        client = await client_through(proxy, bench, worker)
+        await client.sign_in("7")
+        await client.subscribe("news")
+        await bench.publish_numbers("news", range(2))
+        await client.events(2)
+        proxy.stall()
+        await bench.publish_numbers("news", range(2, 5))
+        yield
 
 
 async def two_workers(bench, timings: ResumeTimings = PATIENT):
@@ -158,14 +173,7 @@ class TestSignedInUsers:
 
     async def test_an_old_connection_that_hangs_counts(self, resuming):
         one, other = await two_workers(resuming)
-        with Proxy(("127.0.0.1", one.port)) as proxy:
-            client = await client_through(proxy, resuming, one)
-            await client.sign_in("7")
-            await client.subscribe("news")
-            await resuming.publish_numbers("news", range(2))
-            await client.events(2)
-            proxy.stall()
-            await resuming.publish_numbers("news", range(2, 5))
+        async with missing_three(resuming, one):
             again = await resuming.client(other)
             await again.sign_in("7")
             await again.subscribe("news")
@@ -177,14 +185,7 @@ class TestSignedInUsers:
     async def test_an_old_connection_that_ends_when_it_is_pinged_counts(self, resuming, at_another_worker):
         """Its machine has begun anew, and answers the ping with a reset."""
         one, other = await two_workers(resuming)
-        with Proxy(("127.0.0.1", one.port)) as proxy:
-            client = await client_through(proxy, resuming, one)
-            await client.sign_in("7")
-            await client.subscribe("news")
-            await resuming.publish_numbers("news", range(2))
-            await client.events(2)
-            proxy.stall()
-            await resuming.publish_numbers("news", range(2, 5))
+        async with missing_three(resuming, one):
             (old,) = one.hub.open_connections
             ping = one.janitor.ping
 

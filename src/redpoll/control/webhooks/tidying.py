@@ -44,7 +44,7 @@ _MAX_FAILED_PAUSE_S: Final = 60.0
 
 
 class _Rare:
-    """When a look is due that may take long: so it takes at most 2 % of the time."""
+    """When a look that may take long is due: looks take at most 2 % of the time."""
 
     def __init__(self, steady: Callable[[], float]) -> None:
         self.due_at = 0.0
