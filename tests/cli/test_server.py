@@ -1,9 +1,12 @@
 """`serve`, `check-config`, `version`: output and exit codes."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import redpoll
 from helpers.server import Server
@@ -129,6 +132,22 @@ def test_a_server_starts_in_a_pod_beside_a_service_named_redpoll(tmp_path):
     said = (tmp_path / "err").read_text()
     assert (server.returncode, printed[-1].startswith("ready public=http://127.0.0.1:")) == (0, True), said
     assert "is not a setting" not in said
+
+
+def test_a_server_whose_standard_streams_are_closed_serves(tmp_path):
+    """A worker's pipe got number 1, and the ready line went into it."""
+    redpoll = f"exec {sys.executable} -m redpoll serve --port 0 --control-port 0 --workers 1 --data-dir data"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        environment = Server().environment() | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with subprocess.Popen(["sh", "-c", f"{redpoll} <&- >&- 2>&-"], env=environment, cwd=tmp_path) as server:
+            try:
+                assert systemd.recv(100) == b"READY=1"
+                assert Path(f"/proc/{server.pid}/fd/1").readlink() == Path(os.devnull)
+            finally:
+                server.send_signal(signal.SIGTERM)
+    assert server.returncode == 0
 
 
 def test_serve_refuses_a_folder_whose_records_are_in_postgres(typed, app_id, tmp_path):

@@ -10,7 +10,7 @@ from helpers.known_nodes import known
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.nodes import Node, NodesView
-from redpoll.cluster.questions import Question, TerminateUser
+from redpoll.cluster.questions import Question, TerminateUser, encode
 from redpoll.cluster.redis.link import Link
 from redpoll.cluster.survey import NodeSurvey, Survey
 
@@ -185,6 +185,30 @@ async def test_node_that_is_silent_fails_or_is_slow_is_named(surveys):
     surveys["one"].answer_s = 60
     answers, missing = await surveys["one"].ask(FindNumber(5))
     assert (decoded(answers), missing) == ({"two": "back", "three": "quick"}, [])
+
+
+async def test_node_that_answers_a_hundred_questions_refuses_more_with_a_log_line(surveys, link, keys):
+    asked, may_answer = [], asyncio.Event()
+
+    async def answer(question):
+        asked.append(question.x)
+        await may_answer.wait()
+        return question.x
+
+    answerers = surveys["two"].answerers
+    answerers.answer_later(FindNumber, answer)
+    with capture_logs() as logs:
+        for x in range(101):
+            answerers.received(encode(FindNumber(x, id="hundred")))
+        await asyncio.sleep(0)
+    assert asked == list(range(100))
+    assert [(line["event"], line["reason"]) for line in logs] == [
+        ("question not answered", "100 others are being answered")
+    ]
+    may_answer.set()
+    while await link.ask(b"LLEN", keys.answers("hundred")) < 100:
+        await asyncio.sleep(0.005)
+    assert decoded((await surveys["one"].ask(FindNumber(7))).answers)["two"] == 7
 
 
 async def test_without_redis_all_nodes_are_named(keys):

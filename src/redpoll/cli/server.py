@@ -48,6 +48,7 @@ def serve(config_path: str | None, **flags: Any) -> None:
       redpoll serve --port 6001 --workers 4 --data-dir /var/lib/redpoll
       redpoll serve --config /etc/redpoll.toml
     """
+    _open_standard_streams()
     # A certificate may be there a moment later, so such a start is tried again (deploy/redpoll.service).
     settings = settings_of(config_path, flags, files_code=1)
     with without_collections():
@@ -68,6 +69,19 @@ def serve(config_path: str | None, **flags: Any) -> None:
     except StartError as error:
         fail(error)
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Opens those that the caller closed (`>&-`): the first sockets would get their numbers, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python has None for a stream that was closed when it started.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 @click.command("check-config")

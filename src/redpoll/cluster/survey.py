@@ -37,7 +37,7 @@ _LIFETIME_S: Final = 10
 # Between two reads of the answers; doubles from one to the other.
 _FIRST_DELAY_S: Final = 0.002
 _MAX_DELAY_S: Final = 0.05
-# Questions that a process answers at a time, of those that take more than one pass of the loop. It ignores more.
+# Questions that a process answers at a time, of those that take more than one pass of the loop. It refuses more.
 _MAX_RUNNING: Final = 100
 
 T = TypeVar("T", bound=TopicMessage)
@@ -93,10 +93,12 @@ class Answerers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, answerer: Callable[[Q], Awaitable[object]], question: Q) -> None:
-        if len(self._tasks) < _MAX_RUNNING:
-            task = asyncio.get_running_loop().create_task(self._finish(answerer, question))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if len(self._tasks) >= _MAX_RUNNING:
+            _not_answered(question, f"{_MAX_RUNNING} others are being answered")
+            return
+        task = asyncio.get_running_loop().create_task(self._finish(answerer, question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, answerer: Callable[[Q], Awaitable[object]], question: Q) -> None:
         try:
@@ -105,9 +107,7 @@ class Answerers:
         except TimeoutError:
             return
         except Exception as error:
-            # The asker names this process as one that didn't answer.
-            reason = str(error) or type(error).__name__
-            log.error("question not answered", question=type(question).__name__, reason=reason)
+            _not_answered(question, str(error) or type(error).__name__)
             return
         self._send(question, answer)
 
@@ -115,6 +115,11 @@ class Answerers:
         key = self._keys.answers(question.id)
         self._link.run(WRITE, (key,), (b"RPUSH", msgspec.json.encode((self._name(), answer))))
         self._link.call(b"EXPIRE", key, _LIFETIME_S)
+
+
+def _not_answered(question: Question, reason: str) -> None:
+    # The asker names this process as one that didn't answer.
+    log.error("question not answered", question=type(question).__name__, reason=reason)
 
 
 def _delays_s() -> Iterator[float]:
