@@ -80,3 +80,12 @@ async def test_tokens_that_ended_before_a_time_are_removed(store):
     async with store.change() as connection:
         await token_rows.remove_ended(connection, 50.0)
     assert [found.id for found in (await read(store)).values()] == ["t4", "t5", "t6"]
+
+
+async def test_tokens_of_an_app_that_expired_before_a_time_are_removed(store):
+    ends = [(49.0, None), (50.0, None), (99.0, 49.0), (None, 49.0), (49.0, 99.0)]
+    await put(store, *(token(n, expires_at=one, revoked_at=other) for n, (one, other) in enumerate(ends)))
+    async with store.change() as connection:
+        await token_rows.remove_expired(connection, None, 99.0)
+        await token_rows.remove_expired(connection, "7", 50.0)
+    assert [found.id for found in (await read(store)).values()] == ["t1", "t2", "t3"]

@@ -34,10 +34,14 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
     @property
+    def lasts_until(self) -> float:
+        """When it expired or expires, revoked or not; infinity if it doesn't."""
+        return math.inf if self.expires_at is None else self.expires_at
+
+    @property
     def ends_at(self) -> float:
         """When it was revoked, expired or expires; infinity if it has no end."""
-        expires_at = math.inf if self.expires_at is None else self.expires_at
-        return expires_at if self.revoked_at is None else min(expires_at, self.revoked_at)
+        return self.lasts_until if self.revoked_at is None else min(self.lasts_until, self.revoked_at)
 
     def allows(self, scope: str) -> bool:
         return scope in self.scopes or ("all" in self.scopes and scope != MANAGE)

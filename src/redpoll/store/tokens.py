@@ -11,7 +11,7 @@ from redpoll.protocol.tokens import Token
 from redpoll.store.schema import tokens
 from redpoll.store.store import batched
 
-__all__ = ["add", "all_by_hash", "remove_ended", "revoke", "set_last_used", "used_since"]
+__all__ = ["add", "all_by_hash", "remove_ended", "remove_expired", "revoke", "set_last_used", "used_since"]
 
 
 _TOKEN: Final = tuple(tokens.c[name] for name in Token.__struct_fields__)
@@ -62,3 +62,8 @@ async def used_since(
 async def remove_ended(connection: AsyncConnection, before: float) -> None:
     """Removes tokens that were revoked or expired before this time. A request with one is then refused as unknown."""
     await connection.execute(sa.delete(tokens).where((tokens.c.revoked_at < before) | (tokens.c.expires_at < before)))
+
+
+async def remove_expired(connection: AsyncConnection, app_id: str | None, before: float) -> None:
+    """Removes the app's tokens that expired before this time."""
+    await connection.execute(sa.delete(tokens).where((tokens.c.app_id == app_id) & (tokens.c.expires_at < before)))

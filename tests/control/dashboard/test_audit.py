@@ -37,6 +37,13 @@ async def test_audit_log_is_exported_completely(plane, browser):
     assert "attachment" in reply.headers["content-disposition"]
 
 
+async def test_export_takes_a_text_of_any_length_as_the_page_does(plane, browser):
+    """SQLite refused the pattern of the export, which ended in an internal error."""
+    await note(plane, "admin", "thing")
+    begun = await browser.post("/dashboard/audit/export", find="x" * 60_000, format="json")
+    assert json.loads((await browser.file_of(begun.headers["location"])).body) == []
+
+
 async def test_commands_are_in_the_audit_log_too(plane, browser, tmp_path):
     context = Context(plane.plane.dashboard.accounts.store, plane.records, Settings())
     made = await commands.run(context, "token create", {"app": "3", "name": "t", "scopes": ["read"], "lasts_s": None})

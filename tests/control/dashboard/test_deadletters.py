@@ -114,6 +114,32 @@ async def test_all_dead_letters_are_discarded_in_a_job_with_progress(plane, brow
     assert set(await states(plane)) == {"discarded"}
 
 
+async def test_all_are_those_of_the_page_not_those_that_failed_later(plane, browser, dead, wait_until):
+    """Who confirmed "Discard 12 dead letters?" in a page of yesterday discarded 5,012."""
+    await dead(60)
+    first = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()
+    older = first.split('href="/dashboard/apps/3/dead-letters?')[1].split('"')[0].replace("&amp;", "&")
+    second = (await browser.get(f"/dashboard/apps/3/dead-letters?{older}")).body.decode()
+    newest, same = (page.split('name="newest" value="')[1].split('"')[0] for page in (first, second))
+    assert newest == same
+    await dead(3)
+    await browser.post("/dashboard/apps/3/dead-letters/all", do="discard", endpoint="", newest=newest)
+    (job,) = plane.plane.dashboard.jobs._jobs.values()
+    await wait_until(lambda: job.state != "running")
+    assert await states(plane) == ["discarded"] * 60 + ["failed"] * 3
+
+
+async def test_export_has_the_dead_letters_of_the_chosen_webhook(browser, dead):
+    await dead(2)
+    (chosen,) = await dead(1)
+    endpoint_id = chosen.rpartition("-")[0]
+    page = (await browser.get(f"/dashboard/apps/3/dead-letters?endpoint={endpoint_id}")).body.decode()
+    form = page.split("/dead-letters/export")[1].split("</form>")[0]
+    assert f'name="endpoint" value="{endpoint_id}"' in form
+    job = await browser.post("/dashboard/apps/3/dead-letters/export", format="json", endpoint=endpoint_id)
+    assert [row["id"] for row in json.loads((await browser.file_of(job.headers["location"])).body)] == [chosen]
+
+
 async def test_list_has_pages_of_fifty_and_the_export_has_all(browser, dead):
     await dead(60)
     page = (await browser.get("/dashboard/apps/3/dead-letters")).body.decode()

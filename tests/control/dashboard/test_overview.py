@@ -45,6 +45,18 @@ async def test_tiles_add_up_only_what_each_worker_has_of_its_own(plane, browser)
     assert not [name for name in tiles if "Channels" in name]
 
 
+async def test_a_node_that_does_not_lead_shows_no_number_of_dead_letters(plane, browser):
+    """It said 0, whatever waited."""
+
+    async def tile():
+        part = (await browser.get("/dashboard/figures")).body.decode()
+        return re.search('<dt>Dead letters</dt><dd>([^<]*)</dd><dd class="sub">([^<]*)</dd>', part).groups()
+
+    assert await tile() == ("0", "0 waiting")
+    await plane.plane.webhooks.stop(60)
+    assert await tile() == ("–", "the node that leads counts them")
+
+
 async def test_chart_columns_have_the_same_length(plane, browser):
     sampler = plane.plane.dashboard.sampler
     # Otherwise its own timer could take a sample between the publish and ours.

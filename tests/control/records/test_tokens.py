@@ -218,6 +218,31 @@ async def test_tokens_that_ended_long_ago_are_removed_when_one_is_created(store,
     assert (await loaded(store)).tokens == timed.tokens
 
 
+@pytest.mark.parametrize("of", ["app", "management"])
+async def test_of_an_apps_expired_tokens_the_newest_are_kept(store, timed, app_id, clock, monkeypatch, of):
+    """A page that gets a token of 15 minutes for each visitor made lists and tags of 90,000."""
+    monkeypatch.setattr("redpoll.control.records.loaded_records.MAX_EXPIRED", 3)
+    which, scopes = (app_id, ["all"]) if of == "app" else (None, [MANAGE])
+    lasting, _ = await timed.create_token(which, "lasting", scopes)
+    revoked = [(await timed.create_token(which, "revoked", scopes, 86_400))[0] for _ in range(5)]
+    # A control plane that couldn't read the store for a day must still find out that they are revoked.
+    await timed.revoke_tokens([token.id for token in revoked])
+    expired = []
+    for _ in range(5):
+        expired.append((await timed.create_token(which, "expired", scopes, 60))[0])
+        clock.now_s += 1
+    other, _ = await timed.create_token(None if of == "app" else app_id, "other", [MANAGE] if of == "app" else ["all"])
+    clock.now_s += 60
+    listed = {lasting.id, *(token.id for token in (*revoked, *expired[2:]))}
+    started = Records(store, clock=clock)
+    await started.load()
+    for records in (timed, started):
+        assert {token.id for token in records.tokens_of(which)} == listed
+    new, _ = await timed.create_token(which, "new", scopes)
+    assert {token.id for token in timed.tokens.values()} == {*listed, new.id, other.id}
+    assert (await loaded(store)).tokens == timed.tokens
+
+
 async def test_tokens_of_each_app_are_those_among_all_after_any_changes(store, timed, clock):
     webhooks = Webhooks(store, timed, Settings())
     await webhooks.load()

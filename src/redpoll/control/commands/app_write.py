@@ -90,7 +90,8 @@ async def write(edit: Edit, changed: Sequence[AppPlan], off: Sequence[App], now_
     await token_rows.revoke(connection, [token.id for plan in changed for token in plan.revoked_tokens], now_s)
     edit.apps = {app.id: app for app in (*(plan.app for plan in changed if plan.app != plan.known), *off)}
     edit.endpoints = (*added, *replaced)
-    edit.tokens = [token.id for plan in changed for token in (*plan.added_tokens, *plan.revoked_tokens)]
+    tokens = (token for plan in changed for token in (*plan.added_tokens, *plan.revoked_tokens))
+    edit.tokens = {token.id: token.app_id for token in tokens}
 
 
 async def finish(records: Records, webhooks: Webhooks, changed: Iterable[AppPlan], now_s: float) -> None:

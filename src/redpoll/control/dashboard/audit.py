@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlencode
 
@@ -37,7 +38,7 @@ class AuditPages:
 
     async def show(self, visit: Visit) -> Response:
         """GET /dashboard/audit; `find`, `who`, `app`, `before`."""
-        wanted = {name: visit.query.get(name, "").strip()[:100] for name in ("find", "who", "app")}
+        wanted = _wanted(lambda name: visit.query.get(name, ""))
         text = visit.query.get("before", "")
         before = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
         entries = await self._find(wanted, before, _PAGE + 1)
@@ -62,7 +63,7 @@ class AuditPages:
     async def export(self, visit: Visit) -> Response:
         """POST /dashboard/audit/export: find, who, app, format."""
         form = visit.form
-        wanted = {name: form.text(name) for name in ("find", "who", "app")}
+        wanted = _wanted(form.text)
 
         async def rows(progress: Progress) -> Chunks:
             before: int | None = None
@@ -72,3 +73,8 @@ class AuditPages:
 
         rest = "These are the newest. Search for a user, an app or a text, and export what is found."
         return self._exports.begin(visit, "Audit log", "audit", form.text("format"), rows, rest=rest)
+
+
+def _wanted(text_of: Callable[[str], str]) -> dict[str, str]:
+    """What is searched for. SQLite refuses patterns of more than 50,000 bytes."""
+    return {name: text_of(name).strip()[:100] for name in ("find", "who", "app")}

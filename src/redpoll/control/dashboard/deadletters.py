@@ -8,7 +8,13 @@ from redpoll.control.dashboard.access import HOME, AccessControl, Visit
 from redpoll.control.dashboard.exports import Chunks, Exports
 from redpoll.control.dashboard.forms import Form
 from redpoll.control.dashboard.jobs import Jobs, Progress
-from redpoll.control.dashboard.webhooks import before_of, delivery_row, older_than
+from redpoll.control.dashboard.webhooks import (
+    before_of,
+    delivery_row,
+    older_than,
+    position_of,
+    written_position,
+)
 from redpoll.control.http.response import Response
 from redpoll.control.http.router import Route
 from redpoll.control.records.records import RecordError
@@ -52,6 +58,9 @@ class DeadLetterPages:
         deliveries = await self._webhooks.deliveries(
             app.id, endpoint_id=endpoint_id, states=("failed",), limit=_PAGE + 1, before=before
         )
+        newest = deliveries[:1]
+        if before is not None:
+            newest = await self._webhooks.deliveries(app.id, endpoint_id=endpoint_id, states=("failed",), limit=1)
         path = f"{HOME}/apps/{app.id}/dead-letters"
         older = older_than(deliveries, _PAGE, path, {"endpoint": endpoint_id or ""})
         depths = await self._webhooks.depths(app.id)
@@ -65,6 +74,7 @@ class DeadLetterPages:
             endpoints=endpoints,
             chosen=endpoint_id or "",
             total=sum(depth.failed for depth in counted),
+            newest=written_position(newest[0]) if newest else "",
             older=older,
             begun=before is None,
         )
@@ -97,12 +107,15 @@ class DeadLetterPages:
             raise RecordError(f"there is no delivery with the id {delivery_id}")
 
     async def act_on_all(self, visit: Visit) -> Response:
-        """POST …/dead-letters/all: do, endpoint ("" for all). A job: there may be very many."""
+        """POST …/dead-letters/all: do, endpoint ("" for all), newest. A job: there may be very many.
+
+        `newest` is the newest dead letter when the page was made. Who confirmed hasn't seen those that came later.
+        """
         app, form = visit.app, visit.form
         retry = form.choice("do", ("retry", "discard")) == "retry"
         if not form.good:
             return await self._page(visit, app, form, 422)
-        endpoint_id = form.text("endpoint") or None
+        endpoint_id, newest = form.text("endpoint") or None, position_of(form.text("newest"))
         depths = await self._webhooks.depths(app.id)
         total = sum(depth.failed for counted_id, depth in depths.items() if endpoint_id in (None, counted_id))
 
@@ -110,8 +123,8 @@ class DeadLetterPages:
         change = letters.retry if retry else letters.discard
 
         async def work(progress: Progress) -> str:
-            # In chunks, to show the progress. Deliveries that fail meanwhile are newer and are left alone.
-            before: tuple[float, int] | None = None
+            # In chunks, to show the progress.
+            before = (newest[0], newest[1] + 1) if newest else None
             while chunk := await self._webhooks.deliveries(
                 app.id, endpoint_id=endpoint_id, states=("failed",), limit=_CHUNK, before=before
             ):
@@ -125,12 +138,14 @@ class DeadLetterPages:
         return self._jobs.begin(visit, f"{what} dead letters of {app.name}", back, work, total)
 
     async def export(self, visit: Visit) -> Response:
-        """POST …/dead-letters/export: format."""
-        app = visit.app
+        """POST …/dead-letters/export: format, endpoint ("" for all)."""
+        app, endpoint_id = visit.app, visit.form.text("endpoint") or None
 
         async def rows(progress: Progress) -> Chunks:
             before: tuple[float, int] | None = None
-            while chunk := await self._webhooks.deliveries(app.id, states=("failed",), limit=_CHUNK, before=before):
+            while chunk := await self._webhooks.deliveries(
+                app.id, endpoint_id=endpoint_id, states=("failed",), limit=_CHUNK, before=before
+            ):
                 yield [delivery_row(delivery) for delivery in chunk]
                 before = (chunk[-1].at, chunk[-1].number)
 

@@ -342,7 +342,12 @@ def _field_of(text: str) -> str:
 
 def before_of(visit: Visit) -> tuple[float, int] | None:
     """The position where the requested page begins, from the query that `older_than` wrote; None for the newest."""
-    at, _, number = visit.query.get("before", "").partition("_")
+    return position_of(visit.query.get("before", ""))
+
+
+def position_of(text: str) -> tuple[float, int] | None:
+    """The position that `written_position` wrote; None for another text."""
+    at, _, number = text.partition("_")
     try:
         position = (float(at), int(number))
     except ValueError:
@@ -350,12 +355,17 @@ def before_of(visit: Visit) -> tuple[float, int] | None:
     return position if abs(position[1]) < 1 << 62 else None
 
 
+def written_position(delivery: Delivery) -> str:
+    """Where a delivery is among others, as a field of a form or query."""
+    return f"{delivery.at!r}_{delivery.number}"
+
+
 def older_than(deliveries: list[Delivery], limit: int, path: str, query: dict[str, str]) -> str:
     """The URL of the next page, "" if there is none. Shortens `deliveries` to `limit`."""
     if len(deliveries) <= limit:
         return ""
     del deliveries[limit:]
-    return f"{path}?{urlencode({**query, 'before': f'{deliveries[-1].at!r}_{deliveries[-1].number}'})}"
+    return f"{path}?{urlencode({**query, 'before': written_position(deliveries[-1])})}"
 
 
 def delivery_row(delivery: Delivery) -> dict[str, Any]:

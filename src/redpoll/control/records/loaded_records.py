@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 # Tokens that ended longer ago are removed; requests with them then get `unauthorized` instead of `token_expired`.
 _FORGET_TOKEN_AFTER_S: Final = 90 * 86_400
+# So are, of more expired tokens of one app, the oldest. A page may get a token of some minutes for each visitor.
+MAX_EXPIRED: Final = 1_000
 
 
 def _ignore(hashes: Collection[str]) -> None:
@@ -61,8 +63,8 @@ class Edit:
     """A change that is being made in the transaction `connection`.
 
     Its block writes the rows and says here what changed: `app`, or several `apps` by id, as memory and the directory
-    get them, `deleted` apps by id, the ids of `tokens`, and webhook `endpoints`. If it sets none of these, nothing has
-    changed. `note` adds a row to the audit log.
+    get them, `deleted` apps by id, the app ids of `tokens` by token id, and webhook `endpoints`. If it sets none of
+    these, nothing has changed. `note` adds a row to the audit log.
     """
 
     __slots__ = ("_by", "app", "apps", "connection", "deleted", "endpoints", "tokens")
@@ -72,7 +74,7 @@ class Edit:
         self.app: App | None = None
         self.apps: Mapping[str, App] = {}
         self.deleted: Collection[str] = ()
-        self.tokens: Collection[str] = ()
+        self.tokens: Mapping[str, str | None] = {}
         self.endpoints: Collection[Endpoint] = ()
         self._by = by
 
@@ -159,7 +161,7 @@ class LoadedRecords:
                     if not apps and not edit.tokens and not endpoints:
                         return
                     if edit.tokens:
-                        await token_rows.remove_ended(connection, self._forgotten_before())
+                        await self._remove_ended(connection, set(edit.tokens.values()))
                     stored = await raise_version(
                         connection, apps=apps, tokens=edit.tokens, webhooks=endpoints, for_workers=bool(apps)
                     )
@@ -249,7 +251,7 @@ class LoadedRecords:
             self._put(msgspec.structs.replace(app, hooks=known.hooks))
         revoked += [token.hash for token in tokens.values() if self._put_token(token)]
         if tokens:
-            self._forget_ended()
+            self._forget_ended({token.app_id for token in tokens.values()})
         if self.on_endpoints is not None:
             self.on_endpoints(endpoints, Origin.STORE if since is None else Origin.OTHERS)
         self._set_versions(stored)
@@ -282,12 +284,37 @@ class LoadedRecords:
         self._keep_token(msgspec.structs.replace(token, last_used_at=used_at))
         return token.revoked_at is not None and (known is token or known.revoked_at is None)
 
+    def kept_tokens(self, app_id: str | None) -> list[Token]:
+        """The app's tokens without those that are to be forgotten."""
+        tokens = self.tokens_by_app.get(app_id, {}).values()
+        before, expired_before = self._forgotten_before(), self._expired_before(app_id)
+        return [token for token in tokens if token.ends_at >= before and token.lasts_until >= expired_before]
+
     def _forgotten_before(self) -> float:
         return self._clock() - _FORGET_TOKEN_AFTER_S
 
-    def _forget_ended(self) -> None:
-        """Call it when tokens were added. All control planes forget by this rule alone, because rows that are gone
-        have no version that would tell them."""
+    def _expired_before(self, app_id: str | None) -> float:
+        """Tokens of the app that expired before this time are forgotten. That is safe at any time: a control plane that
+        reads no changes knows itself when they expire. Revocations it must read, so they stay in the store longer."""
+        now_s = self._clock()
+        expired = [token.lasts_until for token in self.tokens_by_app.get(app_id, {}).values()]
+        expired = sorted(until for until in expired if until <= now_s)
+        return expired[-MAX_EXPIRED] if len(expired) > MAX_EXPIRED else -math.inf
+
+    async def _remove_ended(self, connection: AsyncConnection, app_ids: Collection[str | None]) -> None:
+        await token_rows.remove_ended(connection, self._forgotten_before())
+        for app_id in app_ids:
+            before = self._expired_before(app_id)
+            if before > -math.inf:
+                await token_rows.remove_expired(connection, app_id, before)
+
+    def _forget_ended(self, app_ids: Collection[str | None]) -> None:
+        """Call it when tokens of these apps were added. All control planes forget by these rules alone, because rows
+        that are gone have no version that would tell them."""
+        for app_id in app_ids:
+            forgotten = self.tokens_by_app.get(app_id, {}).keys() - {one.hash for one in self.kept_tokens(app_id)}
+            for token_hash in forgotten:
+                self._drop_token(token_hash)
         before = self._forgotten_before()
         if self._first_end >= before:
             return

@@ -74,7 +74,7 @@ class TokenRecords(LoadedRecords):
             now_s = self._clock()
             token, plain = new_token(app_id, name, scopes, now_s, None if lasts_s is None else now_s + lasts_s)
             await token_rows.add(edit.connection, token)
-            edit.tokens = (token.id,)
+            edit.tokens = {token.id: app_id}
             await edit.note("token create", app_id or "", name, f"{token.prefix}… {', '.join(token.scopes)}")
         self.take_tokens((token,), (), now_s)
         return token, plain
@@ -91,9 +91,7 @@ class TokenRecords(LoadedRecords):
         RecordError."""
         if app_id is not None:
             self._app(app_id)
-        before = self._forgotten_before()
-        tokens = [token for token in self.tokens_by_app.get(app_id, {}).values() if token.ends_at >= before]
-        return sorted(tokens, key=lambda token: (token.created_at, token.id))
+        return sorted(self.kept_tokens(app_id), key=lambda token: (token.created_at, token.id))
 
     async def revoke_tokens(self, ids: Collection[str], *, by: Actor | None = None) -> list[Token]:
         """Revokes tokens, all or none. A token that was revoked before stays as it is. Raises RecordError."""
@@ -105,7 +103,7 @@ class TokenRecords(LoadedRecords):
                 raise RecordError(f"there is no token with the id {', '.join(unknown)}; nothing was revoked")
             now_s = self._clock()
             await token_rows.revoke(edit.connection, ids, now_s)
-            edit.tokens = ids
+            edit.tokens = {token_id: by_id[token_id].app_id for token_id in ids}
             for token_id in ids:
                 token = by_id[token_id]
                 if token.revoked_at is None:
@@ -123,9 +121,9 @@ class TokenRecords(LoadedRecords):
         """Takes tokens into memory that an `edit` has added or revoked at `now_s`. Call it after the commit."""
         for token in added:
             self._keep_token(token)
-        self._forget_ended()
         for token in revoked:
             self._keep_token(msgspec.structs.replace(self.tokens[token.hash], revoked_at=now_s))
+        self._forget_ended({token.app_id for token in added})
         if revoked:
             self.on_revoked([token.hash for token in revoked])
 
