@@ -27,3 +27,12 @@ async def test_kill_ends_a_worker_or_redis_and_both_come_back(wait_until):
         folder = server.folder
         assert folder.is_dir()
     assert not folder.exists()
+
+
+def test_settings_file_of_the_operator_does_not_reach_the_server(tmp_path, monkeypatch):
+    file = tmp_path / "redpoll.toml"
+    # Without a certificate no server starts with it.
+    file.write_text("tls_port = 0\n")
+    monkeypatch.setenv("REDPOLL_CONFIG", str(file))
+    with OwnServer("127.0.0.1") as server:
+        assert server.account.port

@@ -2,6 +2,7 @@
 
 import textwrap
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,17 @@ import msgspec
 
 from redpoll.config.settings import Alias, Settings
 
-__all__ = ["PREFIX", "TABLE", "VARIABLES", "Setting", "flag_of", "sample", "variable_of", "without_secrets"]
+__all__ = [
+    "PREFIX",
+    "TABLE",
+    "VARIABLES",
+    "Setting",
+    "flag_of",
+    "sample",
+    "variable_of",
+    "without_secrets",
+    "without_settings",
+]
 
 PREFIX = "REDPOLL_"
 
@@ -95,6 +106,13 @@ VARIABLES = frozenset(
 def without_secrets(settings: Settings) -> Settings:
     """The settings for a worker, which needs none of the secret ones. `redis_url` isn't one of these."""
     return msgspec.structs.replace(settings, **_NO_SECRETS)
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a server that isn't the operator's: without its settings and without its settings file."""
+    return {
+        name: value for name, value in environment.items() if name not in VARIABLES and not name.startswith(PREFIX)
+    }
 
 
 def sample() -> str:

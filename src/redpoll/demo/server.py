@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from redpoll.config.setting_table import VARIABLES
+from redpoll.config.setting_table import variable_of, without_settings
 from redpoll.demo.backend import Account
 from redpoll.ipc import command_socket
 from redpoll.ipc.child_pipe import arm_child
@@ -106,10 +106,9 @@ class OwnServer:
             "trigger_rate_per_minute": "0",
             "shutdown_grace_s": "1",
         }
-        inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         return (
-            inherited
-            | {f"REDPOLL_{name.upper()}": value for name, value in settings.items()}
+            without_settings(os.environ)
+            | {variable_of(name): value for name, value in settings.items()}
             | {"TMPDIR": str(self.folder)}
         )
 

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from websockets.sync.client import connect
 
-from redpoll.config.setting_table import PREFIX, TABLE, VARIABLES, variable_of
+from redpoll.config.setting_table import TABLE, variable_of, without_settings
 from redpoll.ipc import command_socket
 from redpoll.protocol import frames
 from redpoll.protocol.apps import SETTINGS, App, CurrentApp, HistoryRule, Key, parse_setting
@@ -135,9 +135,7 @@ class Server(Expectations):
 
     def _serve(self) -> None:
         # Without settings of the tests' environment, such as the REDIS_URL of the application.
-        environment = {
-            name: value for name, value in os.environ.items() if name not in VARIABLES and not name.startswith(PREFIX)
-        }
+        environment = without_settings(os.environ)
         app = {"app_id": self.app_id, "app_key": self.app_key, "app_secret": self.app_secret}
         ports = {"host": self.host, "port": 0, "control_port": 0, "data_dir": self._folder / "data"}
         for name, value in {**app, **ports, **self._settings}.items():
