@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 # The certificates that workers and control load, in the data folder, which is private.
 BUNDLE_NAME = "tls.pem"
+_CERTIFICATE_SETTINGS = frozenset(("tls_cert", "tls_key", "tls_ocsp"))
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,18 @@ def reload(settings: Settings, folder: Path, reread: Callable[[], Settings]) -> 
     try:
         read = reread()
         live = {setting.name for setting in TABLE if setting.is_live}
+        # Whether ports have TLS changes at a restart only. Until then, those that have it need their certificates.
+        has_certificates = uses_tls(settings) and uses_tls(read)
+        if not has_certificates:
+            live -= _CERTIFICATE_SETTINGS
         changed = [name for name in read.__struct_fields__ if getattr(read, name) != getattr(settings, name)]
         applied = {name: getattr(read, name) for name in changed if name in live}
         new = msgspec.structs.replace(settings, **applied)
-        if uses_tls(new):
+        if has_certificates:
             install_certificates(new, folder)
     except config.ConfigError as error:
         return Reloaded(settings, [str(fault) for fault in error.faults])
     except (certificate.PairError, OSError) as error:
         return Reloaded(settings, [f"the TLS certificates can't be used: {error}"])
     restart = [name for name in changed if name not in live]
-    return Reloaded(new, [], applied, restart, uses_tls(new))
+    return Reloaded(new, [], applied, restart, has_certificates)
