@@ -21,8 +21,10 @@ SOURCES = ("pyproject.toml", "setup.py", "README.md", "MANIFEST.in", "src")
 # What is to work without the engine. `blocked` are modules that other systems don't have, or that pip installs on Linux
 # only: importing one fails.
 USE = r"""
-import asyncio, json, socket, sys, urllib.request
+import asyncio, json, os, socket, sys, urllib.request
 blocked = set(sys.argv[1:])
+# Only Linux has it.
+del os.sched_getaffinity
 
 class Finder:
     @staticmethod
@@ -48,11 +50,15 @@ said = run("serve", code=1)
 assert said.count("\n") == 1 and "redpoll serve needs" in said, said
 for words in (["app", "list"], ["doctor"], ["publish", "a", "b", "c"], ["openapi"], ["backup", "x"]):
     assert "needs" in run(*words, code=1), words
+for words in (["webhook", "test", "x"], ["webhook", "listen", "x"]):
+    assert "needs" in run(*words, code=1), words
 with FakeServer() as server:
     assert "FAIL" not in run("doctor", server.url, "--patience", "0")
     run("publish", "news", "hello", '{"n":1}', "--url", server.pusher_url)
     assert server.assert_published("hello", "news").json == {"n": 1}
     run("channels", "--url", server.pusher_url)
+    # The fake server has no such route.
+    assert "refused" in run("webhook", "listen", "--url", server.pusher_url, "--", sys.executable, code=1)
 print("the wheel works")
 """
 

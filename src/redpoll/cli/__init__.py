@@ -61,6 +61,7 @@ EVERYWHERE: Final = frozenset(
         "tail",
         "trace",
         "version",
+        "webhook listen",
     }
 )
 _INTERRUPTED: Final = 130
@@ -82,19 +83,16 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _without_engine(command: click.Command) -> click.Command:
+def _without_engine(command: click.Command, words: str) -> click.Command:
     """The command, which says so where it needs the engine. Its --help stays."""
-    if command.name not in EVERYWHERE:
-        _guard(command, f"redpoll {command.name}")
-    return command
-
-
-def _guard(command: click.Command, words: str) -> None:
+    if words in EVERYWHERE:
+        return command
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
-            _guard(inner, f"{words} {name}")
+            _without_engine(inner, f"{words} {name}")
     elif command.callback is not None:
-        command.callback = _checking(command.callback, words)
+        command.callback = _checking(command.callback, f"redpoll {words}")
+    return command
 
 
 def _checking(callback: Callable[..., Any], words: str) -> Callable[..., Any]:
@@ -127,7 +125,7 @@ class _Commands(click.Group):
         module = _module(f"redpoll.cli.{_MODULES[cmd_name]}")
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command if has_engine() else _without_engine(command)
+        return command if has_engine() else _without_engine(command, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Exits with 130 at Ctrl-C. click's own exit code for it is 1, which means a failure."""

@@ -15,7 +15,9 @@ _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 def usable_cpus() -> float:
     """The CPUs that this process may run on, or less if a quota of its cgroups (`CPUQuota`, `limits.cpu`) is less."""
     limits = _limits("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
-    return min([len(os.sched_getaffinity(0)), *(quota / period for quota, period in limits)])
+    # Only Linux has this one.
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([cpus, *(quota / period for quota, period in limits)])
 
 
 def usable_memory() -> int:
