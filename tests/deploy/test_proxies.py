@@ -4,6 +4,7 @@ Only ports, paths of certificates and what keeps a proxy in the test's folder ar
 """
 
 import asyncio
+import csv
 import functools
 import json
 import os
@@ -145,7 +146,7 @@ def _haproxy(
                 "bind :443": f"bind 127.0.0.1:{port}",
                 f"/etc/haproxy/{NAME}.pem": both,
                 "127.0.0.1:6001": f"127.0.0.1:{upstream}",
-                "maxconn 100000": "maxconn 100",
+                "maxconn 100000": f"maxconn 100\n    stats socket {folder}/stats",
             },
         )
     )
@@ -370,6 +371,23 @@ async def test_doctor_finds_nothing_wrong_and_names_the_proxy(proxy: Running, mo
     assert {finding.verdict for finding in findings.values()} == {Verdict.OK}, findings
     if proxy.name:
         assert f"through {proxy.name}" in findings["Upgrade"].seen
+
+
+@pytest.mark.parametrize("make", [haproxy, haproxy_tcp])
+async def test_haproxy_asks_whether_the_server_is_ready(servers: dict[bool, Server], make: Make) -> None:
+    with running(make, servers) as proxy:
+        # Next to the authority's certificate.
+        stats = proxy.ca.parent / "stats"
+
+        async def check() -> str:
+            reader, writer = await asyncio.open_unix_connection(stats)
+            writer.write(b"show stat\n")
+            table = csv.DictReader((await reader.read()).decode().removeprefix("# ").splitlines())
+            writer.close()
+            (row,) = (row for row in table if row["svname"] == "one")
+            return f"{row['check_status']} {row['check_code']}"
+
+        await eventually(check, "L7OK 200")
 
 
 @pytest.mark.parametrize("buffering", ["on", "off"])
