@@ -17,7 +17,8 @@ from helpers.server import Server
 from helpers.walk import command
 from helpers.wire import Socket, eventually
 from redpoll.doctor import outside
-from redpoll.doctor.report import Finding, Verdict, worst
+from redpoll.doctor.idle import examine_idle
+from redpoll.doctor.report import Finding, Verdict, as_text, worst
 from redpoll.doctor.target import Target, parse
 
 
@@ -130,6 +131,24 @@ async def test_a_proxy_with_an_idle_timeout_is_named_with_its_time(server):
     assert seen is not None
     assert int(seen[1]) >= 1
     assert any("proxy_read_timeout" in line for line in finding.remedy)
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "verdict", "text"),
+    [
+        ("user_authentication_timeout_s=0.5", "user_authentication_timeout_s=0", Verdict.SKIPPED, "wants a sign-in"),
+        ("enabled=false", "enabled=true", Verdict.FAILED, "enabled=true"),
+    ],
+)
+async def test_why_the_server_closes_a_quiet_connection_is_said(server, change, back, verdict, text):
+    url = f"http://127.0.0.1:{server.port}/app/{server.app_key}?protocol=7"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as websocket:
+        assert (await websocket.receive_json())["event"] == "pusher:connection_established"
+        command(server, "app", "set", server.app_id, change)
+        finding = await examine_idle(websocket, 60, "")
+        command(server, "app", "set", server.app_id, back)
+    assert finding.verdict is verdict
+    assert text in as_text(finding)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import aiohttp
 
-from redpoll.config.remedies import remedy_for_idle
+from redpoll.config.remedies import REFUSALS, remedy_for_idle
 from redpoll.doctor.report import Finding, failed, ok, skipped
 
 __all__ = ["examine_idle"]
+
+# Of a client that was let in. The doctor has no user to sign in.
+_NOT_SIGNED_IN: Final = 4009
 
 
 async def examine_idle(websocket: aiohttp.ClientWebSocketResponse, patience_s: float, proxy: str) -> Finding:
@@ -26,8 +30,12 @@ async def examine_idle(websocket: aiohttp.ClientWebSocketResponse, patience_s: f
         if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
             silent_s = time.monotonic() - began
             code = websocket.close_code
+            seen = f"closed with {code} after {silent_s:.0f} s"
+            if code == _NOT_SIGNED_IN:
+                wants = "the app wants a sign-in (user_authentication_timeout_s)"
+                return skipped("Idle", f"{seen}: {wants}; longer silences weren't tried")
             if code is not None and 4000 <= code < 5000:
-                return failed("Idle", f"closed with {code} after {silent_s:.0f} s", "the server closed the connection")
+                return failed("Idle", seen, *REFUSALS.get(code, ("the server closed the connection",)))
             return failed(
                 "Idle",
                 f"closed without a reason after {silent_s:.0f} s of silence",
