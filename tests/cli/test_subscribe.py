@@ -138,13 +138,14 @@ def test_interrupted_it_ends_with_130(background):
 
 
 @asynccontextmanager
-async def answering_subscribes(*frames):
-    """A server that answers each subscribe with these frames and never closes. Yields the app's address."""
+async def answering_subscribes(*frames, **greeting):
+    """A server that answers each frame with these and never closes. Yields the app's address."""
 
     async def serve(request):
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.send_json({"event": "pusher:connection_established", "data": '{"socket_id":"1.1"}'})
+        data = json.dumps({"socket_id": "1.1", **greeting})
+        await socket.send_json({"event": "pusher:connection_established", "data": data})
         async for _ in socket:
             for frame in frames:
                 await socket.send_json(frame)
@@ -191,3 +192,16 @@ async def test_an_error_after_the_subscription_ends_nothing():
         lines = Follower(parse(url), ("a",), {}).lines()
         assert [(await anext(lines))["event"] for _ in range(2)] == [subscribed["event"], "e"]
         await lines.aclose()
+
+
+async def test_a_server_that_answers_no_ping_is_left_whatever_activity_timeout_it_announces(monkeypatch):
+    monkeypatch.setattr("redpoll.cli.subscribe._PONG_TIMEOUT_S", 0.1)
+    notes = []
+    async with answering_subscribes(activity_timeout=0.1) as url, asyncio.timeout(60):
+        follower = Follower(
+            parse(url), ("a",), {}, note=lambda text: notes.append(text) or asyncio.current_task().cancel()
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await anext(follower.lines())
+        asyncio.current_task().uncancel()
+    assert [note.partition(" doesn't ")[2] for note in notes] == ["answer a ping; connecting again"]

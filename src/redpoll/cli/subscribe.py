@@ -198,16 +198,16 @@ class Follower:
         """The next frame. After a silence of the activity timeout it pings the server."""
         import aiohttp
 
-        timeout_s = activity_timeout_s
+        has_pinged = False
         while True:
             try:
-                message = await websocket.receive(timeout=timeout_s)
+                message = await websocket.receive(timeout=_PONG_TIMEOUT_S if has_pinged else activity_timeout_s)
                 break
             except TimeoutError:
-                if timeout_s != activity_timeout_s:
+                if has_pinged:
                     raise _ConnectionLost(f"{self._target.origin} doesn't answer a ping") from None
                 await websocket.send_str('{"event":"pusher:ping","data":{}}')
-                timeout_s = _PONG_TIMEOUT_S
+                has_pinged = True
         if message.type is not aiohttp.WSMsgType.TEXT:
             code = websocket.close_code
             if code is not None and 4000 <= code < 4100:
