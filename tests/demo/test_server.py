@@ -2,6 +2,7 @@ import signal
 
 from browser.demo import running_demo
 from helpers.server import processes
+from redpoll.demo.backend import TEXT, Backend, listen
 from redpoll.demo.server import OwnServer
 
 
@@ -36,3 +37,13 @@ def test_settings_file_of_the_operator_does_not_reach_the_server(tmp_path, monke
     monkeypatch.setenv("REDPOLL_CONFIG", str(file))
     with OwnServer("127.0.0.1") as server:
         assert server.account.port
+
+
+async def test_back_end_publishes_to_the_address_on_which_the_server_listens():
+    with OwnServer("127.0.0.2") as server:
+        backend = Backend(server.account, {})
+        runner, _ = await listen(backend.application(), "127.0.0.2", 0)
+        try:
+            await backend.publish(TEXT, "begin", {})
+        finally:
+            await runner.cleanup()

@@ -31,7 +31,7 @@ STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READY_WITHIN_S: Final = 120.0
 _STOPPED_WITHIN_S: Final = 10.0
 _REMOVED_WITHIN_S: Final = 5.0
-_READY_LINE: Final = re.compile(r"^ready public=\S+:(\d+) control=(\S+)", re.MULTILINE)
+_READY_LINE: Final = re.compile(r"^ready public=http://(\S+):(\d+) control=(\S+)", re.MULTILINE)
 _WORKERS: Final = 2
 # How many messages of a channel are stored, and for how many seconds.
 KEEP: Final = 500
@@ -52,7 +52,7 @@ class OwnServer:
         self._host = host
         self.folder = Path(tempfile.mkdtemp(prefix="redpoll-demo-"))
         self._process: subprocess.Popen[str] | None = None
-        self.account = Account("127.0.0.1", 0, False, "1001", secrets.token_hex(10), secrets.token_hex(20))
+        self.account = Account(host, 0, False, "1001", secrets.token_hex(10), secrets.token_hex(20))
         self.password = secrets.token_urlsafe(9)
         self.control_url = ""
 
@@ -84,8 +84,8 @@ class OwnServer:
                 start_new_session=True,
                 preexec_fn=arm_child,
             )
-        port, self.control_url = self._ready_line()
-        self.account = self.account._replace(port=port)
+        host, port, self.control_url = self._ready_line()
+        self.account = self.account._replace(host=host, port=port)
         self._ask("app set", {"id": self.account.app_id, "settings": {"idempotency": "true"}})
         for name, replay in RULES:
             # The fields of protocol/apps.py HistoryRule.
@@ -112,8 +112,8 @@ class OwnServer:
             | {"TMPDIR": str(self.folder)}
         )
 
-    def _ready_line(self) -> tuple[int, str]:
-        """The public port, and the control port's address. Raises ServerError."""
+    def _ready_line(self) -> tuple[str, int, str]:
+        """The public port's host and number, and the control port's address. Raises ServerError."""
         assert self._process is not None
         assert self._process.stdout is not None
         text, deadline = "", time.monotonic() + _READY_WITHIN_S
@@ -126,7 +126,7 @@ class OwnServer:
                 break
             text += data.decode(errors="replace")
             if (match := _READY_LINE.search(text)) is not None:
-                return int(match[1]), match[2]
+                return match[1].strip("[]"), int(match[2]), match[3]
         log = "\n".join(self._log.read_text(errors="replace").splitlines()[-8:])
         raise ServerError(f"the demo's server did not start within {_READY_WITHIN_S:g} s; its log ends with:\n{log}")
 
