@@ -2,7 +2,7 @@
 
 import pytest
 
-from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
+from redpoll.importing.plan import ALL_HOSTS, AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
 
 
 @pytest.fixture
@@ -23,6 +23,21 @@ def test_origins(app):
         app.settings.clear()
         app.origins("o", everyone)
         assert app.settings == {}
+
+
+@pytest.mark.parametrize(
+    ("origins", "opens"),
+    [
+        (["192.168.*", "shop.*"], [True, True]),
+        (["192.168.*", "shop.example"], [False, False]),
+        ([f"{number}.example" for number in range(51)], [True]),
+        ("shop.*", [True]),
+    ],
+)
+def test_origins_that_cannot_be_taken_over_leave_a_new_app_open_and_it_is_said(app, origins, opens):
+    rows = len(app.rows)
+    app.origins("o", origins)
+    assert [ALL_HOSTS in row.note for row in app.rows[rows:]] == opens
 
 
 def test_setting_that_does_not_fit_is_reported(app):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from redpoll.importing.documents import Document
 from redpoll.importing.php import Expression, env_value
-from redpoll.importing.plan import AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
+from redpoll.importing.plan import ALL_HOSTS, AppPlan, Plan, SourceError, as_bool, as_number, without_secrets
 from redpoll.protocol.apps import SETTINGS
 
 __all__ = ["read_laravel_websockets", "read_reverb"]
@@ -305,7 +305,7 @@ def _origins(app: AppPlan, origins: Any) -> None:
     """Takes over the origins that can be read. Those that only PHP can compute get a row each."""
     entries = origins if isinstance(origins, list) else [origins]
     readable = [entry for entry in entries if not isinstance(entry, Expression)]
-    note = _COMPUTED if readable else f"{_COMPUTED}; in a new app all hosts may connect"
+    note = _COMPUTED if readable else f"{_COMPUTED}; {ALL_HOSTS}"
     for entry in entries:
         if isinstance(entry, Expression):
             app.nothing("allowed_origins", entry.text, note)

@@ -22,7 +22,10 @@ from redpoll.config.app_names import (
 from redpoll.config.settings import Settings
 from redpoll.protocol.apps import SETTINGS, parse_setting
 
-__all__ = ["AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number", "without_secrets"]
+__all__ = ["ALL_HOSTS", "AppPlan", "Plan", "Row", "SourceError", "as_bool", "as_number", "without_secrets"]
+
+# What it means that no origin is taken over.
+ALL_HOSTS: Final = "in a new app all hosts may connect"
 
 # Environment files have numbers as text.
 _NUMBERS: Final = frozenset(("port", "tls_port", "control_port"))
@@ -67,8 +70,9 @@ class AppPlan:
     defaults: dict[str, str] = field(default_factory=dict)
     webhooks: list[dict[str, Any]] = field(default_factory=list)
 
-    def set(self, theirs: str, value: Any, name: str, ours: Any, note: str = "") -> None:
-        """Takes over `value` of their setting `theirs` as `ours` of our setting `name`."""
+    def set(self, theirs: str, value: Any, name: str, ours: Any, note: str = "", otherwise: str = "") -> None:
+        """Takes over `value` of their setting `theirs` as `ours` of our setting `name`. `otherwise` is noted if it
+        doesn't fit."""
         setting = SETTINGS[name]
         if setting.type == "count":
             limited = min(max(int(ours), setting.minimum), setting.maximum)
@@ -79,7 +83,7 @@ class AppPlan:
         try:
             parse_setting(name, text)
         except ValueError as error:
-            self.nothing(theirs, value, str(error))
+            self.nothing(theirs, value, _joined(str(error), otherwise))
             return
         self.settings[name] = text
         self.rows.append(Row(self.id, theirs, value, f"{name}={text}", note))
@@ -96,7 +100,8 @@ class AppPlan:
     def origins(self, theirs: str, value: Any) -> None:
         """Takes over a list of hosts whose pages may connect; `*` and an empty list stand for all hosts."""
         if not isinstance(value, list):
-            self.nothing(theirs, value, "not a list that can be read: use redpoll app set ID allowed_origins=HOST,…")
+            advice = "use redpoll app set ID allowed_origins=HOST,…"
+            self.nothing(theirs, value, f"not a list that can be read; {ALL_HOSTS}: {advice}")
             return
         hosts: list[str] = []
         refused: list[str] = []
@@ -111,9 +116,10 @@ class AppPlan:
             return
         if hosts:
             note = "a page on a port other than 80 and 443 needs its port here: HOST:PORT"
-            self.set(theirs, hosts, "allowed_origins", hosts, note)
+            self.set(theirs, hosts, "allowed_origins", hosts, note, ALL_HOSTS)
         for entry in refused:
-            self.nothing(theirs, entry, "redpoll takes HOST, *.HOST and HOST:PORT, no other patterns")
+            why = "redpoll takes HOST, *.HOST and HOST:PORT, no other patterns"
+            self.nothing(theirs, entry, _joined(why, "" if hosts else ALL_HOSTS))
 
     def unlimited_client_events(self, theirs: str, limit: int = Settings().client_events_per_second) -> None:
         """Notes that their clients' events have no limit of rate. Here the server has one, for its own sake."""
