@@ -114,6 +114,25 @@ UNRELATED=1
     assert set(without(plan)) >= {"SOKETI_QUEUE_DRIVER", "SOKETI_DEFAULT_APP_MAX_CONNECTIONS"}
 
 
+def test_keys_and_passwords_that_look_like_numbers_stay_as_they_are(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        """
+SOKETI_DEFAULT_APP_ID=007
+SOKETI_DEFAULT_APP_KEY=12345678901234567e89
+SOKETI_DEFAULT_APP_SECRET=true
+SOKETI_DEFAULT_APP_MAX_CONNS=-1
+SOKETI_DEFAULT_APP_ENABLE_CLIENT_MESSAGES=false
+SOKETI_ADAPTER_DRIVER=redis
+SOKETI_DB_REDIS_PASSWORD=1.50
+""",
+    )
+    (app,) = plan.apps
+    assert (app.id, app.key, app.secret) == ("007", "12345678901234567e89", "true")
+    assert (app.settings["max_connections"], app.settings["client_events"]) == ("0", "false")
+    assert plan.server["redis_url"] == "redis://:1.50@127.0.0.1:6379/0"
+
+
 def test_table_of_apps_with_the_spelling_of_a_database(tmp_path):
     row = {
         "id": 7,

@@ -191,10 +191,12 @@ class _Options:
 
 
 def _from_text(value: str) -> Any:
+    """The JSON value. Numbers and truth values stay text: a key or a password may look like one."""
     try:
-        return json.loads(value)
+        decoded = json.loads(value)
     except (ValueError, RecursionError):
         return value
+    return value if isinstance(decoded, int | float) else decoded
 
 
 class _Limits:
