@@ -30,6 +30,10 @@ def test_env_gives_the_value_its_default_or_null():
     assert value_of(php, A="a", C="true", E="null") == ["a", "default", True, 8080, None, "a"]
 
 
+def test_truth_values_of_texts_are_those_of_php():
+    assert value_of("[(bool) env('A'), (bool) env('B'), (bool) env('C')]", A="0", B="1", C="0.0") == [False, True, True]
+
+
 def test_explode_gives_a_list():
     assert value_of("['o' => explode(',', env('O', 'a, b,'))]") == {"o": ["a", "b"]}
     assert value_of("['o' => explode(',', env('O', ''))]") == {"o": []}

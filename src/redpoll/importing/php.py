@@ -196,4 +196,7 @@ def _cast(cast: str, value: Any) -> Any:
             return float(value)
     except (TypeError, ValueError, OverflowError):
         return Expression(f"({cast}) {value!r}")
-    return str(value) if cast == "string" else bool(value) if cast == "bool" else value
+    if cast == "bool":
+        # PHP takes the text "0" for false.
+        return bool(value) and value != "0"
+    return str(value) if cast == "string" else value
