@@ -233,8 +233,13 @@ def test_missing_or_malformed_file_is_a_fault(tmp_path):
 
 
 def test_unknown_variable_is_a_warning_with_a_suggestion():
-    _, warnings = load({}, {"REDPOLL_WORKER": "4", "REDPOLL_DEBUG": "1", "OTHER": "x"})
+    _, warnings = load({}, {"REDPOLL_WORKER": "4", "OTHER": "x"})
     assert warnings == ["REDPOLL_WORKER is not a setting; did you mean REDPOLL_WORKERS?"]
+
+
+@pytest.mark.parametrize("name", ["DEBUG", "SIGNING_KEY", "TOKEN", "URL"])
+def test_variables_of_other_programs_of_redpoll_are_no_unknown_ones(name):
+    assert load({}, {f"REDPOLL_{name}": "x"}) == load({}, {})
 
 
 def service_links(service: str) -> dict[str, str]:

@@ -45,8 +45,9 @@ _SHORT_PASSWORD_CHARS = 12
 _WITH_CREDENTIALS = {"otel_endpoint", "public_url", "redis_url"}
 _PATH_PREFIX = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*|")
 _HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-# Variables with our prefix that are not settings: the path of the file, and how the extensions are built.
-_NOT_SETTINGS = {PREFIX + "CONFIG", PREFIX + "DEBUG"}
+# Variables with our prefix that are not settings: the path of the file, how a release is built, and what
+# redpoll-client and `redpoll webhook listen` read.
+_NOT_SETTINGS = {PREFIX + name for name in ("CONFIG", "DEBUG", "SIGNING_KEY", "TOKEN", "URL")}
 # Kubernetes gives each pod such variables for each Service of its namespace (Docker: links), so a Service that is named
 # `redpoll` gives REDPOLL_PORT=tcp://10.96.12.3:80, REDPOLL_SERVICE_HOST and others.
 _SERVICE_LINK = re.compile(
