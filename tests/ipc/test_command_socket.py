@@ -14,9 +14,11 @@ async def test_asking_without_a_server_raises_file_not_found(tmp_path):
         ask(socket_path(tmp_path), "app list", {})
 
 
-async def test_command_is_not_repeated_if_the_server_ends_before_it_answers(tmp_path):
+@pytest.mark.parametrize("begun", [b"", b'{"result":[1', b'{"result":[1]}'])
+async def test_command_is_not_repeated_if_the_server_ends_before_it_has_answered(tmp_path, begun):
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
+        writer.write(begun)
         writer.close()
 
     async with await asyncio.start_unix_server(hang_up, socket_path(tmp_path)):

@@ -102,6 +102,6 @@ def _exchange(connection: socket.socket, request: bytes) -> bytes:
     answer = b""
     while data := connection.recv(65_536):
         answer += data
-    if not answer:
+    if not answer.endswith(b"\n"):
         raise ConnectionResetError("the connection was closed")
     return answer
