@@ -1,5 +1,7 @@
 """The lock of the data folder."""
 
+import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -121,3 +123,13 @@ def test_a_lock_that_cannot_be_written_is_reported(tmp_path):
     assert str(caught.value) == f"the data folder {tmp_path} can't be written: File too large"
     with datafolder.lock(tmp_path, "serve", wait_s=0.0):
         pass
+
+
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(DataFolderError) as caught, datafolder.lock(tmp_path, "serve"):
+        pytest.fail("held without a lock")
+    assert str(caught.value) == f"the data folder {tmp_path} can't be locked: No locks available"

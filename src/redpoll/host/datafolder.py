@@ -173,6 +173,9 @@ def _lock(descriptor: int, folder: Path, wait_s: float | None, waiting: Callable
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             # The folder's owner may write anything there, and it is printed.
             holder = holder if holder.isprintable() else "another process"
+        except OSError as error:
+            # A file system without locks, such as NFS without its lock daemon.
+            raise DataFolderError(f"the data folder {folder} can't be locked: {error.strerror}") from error
         of_server = holder.startswith(_SERVER)
         limit_s = wait_s if wait_s is not None else _WAIT_FOR_SERVER_S if of_server else _WAIT_FOR_COMMAND_S
         if time.monotonic() - began >= limit_s:
