@@ -1,6 +1,8 @@
 """`redpoll store copy`: an existing server's records move to another database."""
 
+import contextlib
 import json
+import sqlite3
 import stat
 
 import pytest
@@ -80,3 +82,19 @@ def test_folder_of_a_running_server_is_not_copied(typed, app_id, tmp_path):
     with datafolder.lock(tmp_path / "data", "serve"):
         result = typed("store", "copy", f"sqlite:{tmp_path}/data/redpoll.sqlite", f"sqlite:{tmp_path}/new/x")
     assert (result.exit_code, "stop the server first" in result.stderr) == (1, True)
+
+
+def test_a_copy_that_failed_leaves_no_file_and_can_be_repeated(typed, app_id, tmp_path):
+    source, target = tmp_path / "data" / "redpoll.sqlite", tmp_path / "new" / "redpoll.sqlite"
+
+    def move_key(app: str) -> None:
+        with contextlib.closing(sqlite3.connect(source)) as database, database:
+            database.execute("UPDATE keys SET app_id = ?", [app])
+
+    move_key("gone")
+    failed = typed("store", "copy", f"sqlite:{source}", f"sqlite:{target}")
+    assert (failed.exit_code, "nothing was kept" in failed.stderr) == (1, True), failed.output
+    assert [path.name for path in target.parent.iterdir()] == ["lock"]
+    move_key(app_id)
+    assert typed("store", "copy", f"sqlite:{source}", f"sqlite:{target}").exit_code == 0
+    assert typed("app", "show", app_id, "--data-dir", str(target.parent)).exit_code == 0

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
                     _lock(stack, new)
                 # The owner of the target's folder opens both files.
                 stack.enter_context(datafolder.as_owner(new.parent))
+                stack.enter_context(_removed_on_failure(new))
             if old is not None:
                 source = _SQLITE + str(_copied(stack, old))
             copied = asyncio.run(_copy(source, target))
@@ -119,6 +121,18 @@ def _lock(stack: contextlib.ExitStack, path: Path) -> None:
         stack.enter_context(datafolder.lock(path.parent, "store copy"))
     except datafolder.DataFolderInUse as error:
         fail(f"{error}; stop the server first")
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Of a new SQLite file that isn't complete nothing stays: no server may start with it, and the command can be
+    repeated."""
+    try:
+        yield
+    except BaseException:
+        for ending in ("", "-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        raise
 
 
 def _copied(stack: contextlib.ExitStack, path: Path) -> Path:
