@@ -5,6 +5,9 @@ import contextlib
 import json
 import sqlite3
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,21 @@ def test_a_backup_is_replaced_only_by_force(typed, app_id, tmp_path):
     file = tmp_path / "saved.sqlite"
     for words, code in (((), 0), ((), 2), (("--force",), 0)):
         assert typed("backup", str(file), *words).exit_code == code
+
+
+def test_backups_to_one_file_at_a_time_do_not_disturb_each_other(typed, app_id, tmp_path, monkeypatch):
+    file = tmp_path / "saved.sqlite"
+    words = [sys.executable, "-m", "redpoll", "backup", str(file), "--data-dir", str(tmp_path / "data")]
+    copy_database = backup.copy_database
+
+    def copy_while_another_does(source: Path, target: Path) -> None:
+        copy_database(source, target)
+        subprocess.run(words, check=True, capture_output=True)
+
+    monkeypatch.setattr(backup, "copy_database", copy_while_another_does)
+    result = typed("backup", str(file))
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "saved.sqlite"]
 
 
 def test_a_backup_replaces_no_file_that_a_server_uses(typed, app_id, tmp_path):

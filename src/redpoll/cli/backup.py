@@ -47,7 +47,7 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
 
     _refuse_postgres(settings, "back them up", "pg_dump --format=custom --file=FILE URL")
     source = _database(settings)
-    partial = file.with_name(file.name + ".partial")
+    partial = _partial(file)
     try:
         if not source.exists():
             fail(f"there is no record store at {source}")
@@ -95,8 +95,7 @@ def restore(file: Path, settings: config.Settings, as_json: bool) -> None:
     import_store()
     scripts()
     database = _database(settings)
-    # Not that of another restore.
-    partial = database.with_name(f"{database.name}.{os.getpid()}.partial")
+    partial = _partial(database)
     try:
         try:
             with (
@@ -222,6 +221,11 @@ def _raise_directory_version(path: Path) -> None:
             f"UPDATE {meta.name} SET value = ? WHERE name = 'directory_version'", [str(time.time_ns() // 1_000_000)]
         )
         database.commit()
+
+
+def _partial(path: Path) -> Path:
+    """Where a copy is written that gets the name `path` at its end. Another command has a file of its own."""
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
 
 
 @contextlib.contextmanager
