@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from redpoll.cli.execute import ALL_APPS_WITHIN_S
 from redpoll.config import config
 
 SOKETI = {
@@ -138,3 +139,15 @@ def test_webhook_that_exists_with_other_values_is_not_called_taken_over(typed, f
     text = typed("import", "soketi", file).stdout
     assert "NOT changed: webhook https://shop.example/h exists, but differs: disabled" in text
     assert "webhook in Pusher's format" not in text
+
+
+def test_a_server_has_as_long_for_an_import_as_for_other_commands_on_all_apps(typed, file, monkeypatch):
+    waits = []
+
+    def run(*_request, timeout_s=30.0):
+        waits.append(timeout_s)
+        return []
+
+    monkeypatch.setattr("redpoll.cli.imports.run", run)
+    assert typed("import", "soketi", file).exit_code == 0
+    assert waits == [ALL_APPS_WITHIN_S]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from redpoll.cli.common import print_json, refuse, safe
-from redpoll.cli.execute import run
+from redpoll.cli.execute import ALL_APPS_WITHIN_S, run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "export"]
 
-# Ten thousand apps take some seconds; a busy machine may need more.
-_ANSWERS_WITHIN_S: Final = 600.0
 _FORMATS: Final = ("toml", "yaml", "json")
 _LISTS: Final = ("keys", "history", "webhooks", "tokens")
 
@@ -68,7 +66,7 @@ def apply(file: Path, dry_run: bool, prune: bool, kind: str | None, settings: co
         )
     name = f"{parsed.name} by {os.environ.get('SUDO_USER') or _user()}"
     args = {"apps": parsed.apps, "dry_run": dry_run, "prune": prune, "file": name}
-    result = run(settings, "app apply", args, timeout_s=_ANSWERS_WITHIN_S)
+    result = run(settings, "app apply", args, timeout_s=ALL_APPS_WITHIN_S)
     if result["faults"]:
         from redpoll.importing.file_formats import Fault
 
@@ -149,7 +147,7 @@ def export(kind: str, settings: config.Settings, as_json: bool) -> None:
     """
     from redpoll.importing.apps_file import written_secret
 
-    apps = run(settings, "app export", {}, timeout_s=_ANSWERS_WITHIN_S)
+    apps = run(settings, "app export", {}, timeout_s=ALL_APPS_WITHIN_S)
     for app in apps:
         for row in (app, *app.get("keys", ()), *app.get("webhooks", ())):
             if "secret" in row:

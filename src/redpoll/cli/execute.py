@@ -8,15 +8,17 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from redpoll.cli.common import fail, need_engine, refuse
 from redpoll.config import config, data_files
 
-__all__ = ["ask_server", "import_store", "refuse_unused_store", "run"]
+__all__ = ["ALL_APPS_WITHIN_S", "ask_server", "import_store", "refuse_unused_store", "run"]
 
+# For commands on all apps. Ten thousand take some seconds in one transaction, and minutes in one each on a slow disk.
+ALL_APPS_WITHIN_S: Final = 600.0
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0
 _SETTING = "database_url (REDPOLL_DATABASE_URL)"

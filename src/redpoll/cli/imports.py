@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redpoll.cli.common import print_json, refuse, safe
-from redpoll.cli.execute import run
+from redpoll.cli.execute import ALL_APPS_WITHIN_S, run
 from redpoll.cli.records_command import records_command
 from redpoll.config import config
 
@@ -69,7 +69,7 @@ def import_(
         }
         for app in plan.apps
     ]
-    outcomes = run(settings, "app import", {"apps": apps, "dry_run": dry_run})
+    outcomes = run(settings, "app import", {"apps": apps, "dry_run": dry_run}, timeout_s=ALL_APPS_WITHIN_S)
     if as_json:
         rows = [
             {
