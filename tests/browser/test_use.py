@@ -158,6 +158,20 @@ async def test_session_that_ends_in_the_console_loses_nothing_typed(life: Lively
     await expect(page.locator("#publish-state")).to_contain_text("Published.")
 
 
+async def test_console_goes_on_when_only_the_publish_is_refused(life: Lively, context: BrowserContext) -> None:
+    """An admin who was made a viewer read that the session had ended."""
+    page = await context.new_page()
+    await page.goto(life.server.control_url + life.paths["console"])
+    await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    refusal = {"error": "Viewers can't make changes. Ask an admin.", "code": "forbidden", "status": 403}
+    await page.route("**/console/publish", lambda route: route.fulfill(status=403, json=refusal))
+    await page.fill("#publish-channel", "news-sport")
+    await page.fill("#publish-name", "goal")
+    await page.get_by_role("button", name="Publish").click()
+    await expect(page.locator("#publish-state")).to_have_text("Not published: Viewers can't make changes. Ask an admin.")
+    await expect(page.locator("#console-state")).to_have_text("Live")
+
+
 async def test_form_survives_the_end_of_the_session(life: Lively, context: BrowserContext) -> None:
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["new-webhook"])

@@ -5,7 +5,9 @@ import re
 import pytest
 from structlog.testing import capture_logs
 
+from redpoll.control.commands.app_write import delete_app
 from redpoll.control.dashboard.access import own_path
+from redpoll.store.audit import Actor
 
 
 async def pages_of(plane):
@@ -40,6 +42,19 @@ async def test_viewers_can_not_change_anything(plane, viewer):
             reply = await viewer.post(filled(route.pattern), name="x", enabled="0", key="278d425bdf160c739803")
             assert reply.status == 403, route.pattern
     assert dict(plane.records.apps) == before
+
+
+async def test_an_app_that_is_deleted_while_a_form_waits_is_a_conflict(plane, browser, monkeypatch):
+    """It was an internal error, with a traceback."""
+    watch_console = plane.records.watch_console
+
+    async def deleted_first(app_id, until):
+        await delete_app(plane.records, plane.plane.webhooks, app_id, Actor("another"))
+        return await watch_console(app_id, until)
+
+    monkeypatch.setattr(plane.records, "watch_console", deleted_first)
+    reply = await browser.post("/dashboard/apps/3/console/watch")
+    assert (reply.status, "here is no app with the id 3" in reply.body.decode()) == (409, True)
 
 
 async def test_secrets_are_shown_to_admins_only(browser, viewer):

@@ -14,6 +14,7 @@ from redpoll.cluster.nodes import NodesView
 from redpoll.cluster.questions import Unsubscribe
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.control.records.records import RecordError
 from redpoll.ipc.messages import NodesChanged
 from redpoll.protocol.auth import channel_fault
 from redpoll.protocol.channels import CONSOLE
@@ -30,6 +31,18 @@ async def test_page_has_the_console_key_and_marks_the_app_as_watched(plane, brow
     assert "connect-src 'self' ws://test:" in reply.headers["content-security-policy"]
     assert 'value="&lt;script&gt;"' in page
     assert (await browser.post("/dashboard/apps/3/console/watch")).status == 204
+
+
+async def test_page_opens_for_an_app_whose_record_is_full(plane, browser):
+    """The console's key made it larger than a record may be: an internal error."""
+
+    async def add_keys():
+        while True:
+            await plane.records.add_key("3")
+
+    with pytest.raises(RecordError, match="the maximum is 16384"):
+        await add_keys()
+    assert (await browser.get("/dashboard/apps/3/console")).status == 200
 
 
 async def test_page_that_subscribes_again_after_a_minute_is_sent_events_at_once(plane, browser):

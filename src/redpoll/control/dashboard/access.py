@@ -21,7 +21,7 @@ from redpoll.control.dashboard.pages import Pages
 from redpoll.control.http.request import Request
 from redpoll.control.http.response import Response, header_line
 from redpoll.control.http.router import Access, Handler, Place, Route
-from redpoll.control.records.records import Records
+from redpoll.control.records.records import RecordError, Records
 from redpoll.http.messages import MAX_BODY_BYTES
 from redpoll.protocol.apps import App
 from redpoll.protocol.auth import check_size
@@ -193,7 +193,11 @@ class AccessControl:
                 raise ApiError("forbidden", "Viewers can't make changes. Ask an admin.")
             if role == "admin":
                 log.info("dashboard action", who=session.user.name, action=name, path=request.path)
-            return await page(Visit(self, request, session))
+            try:
+                return await page(Visit(self, request, session))
+            except RecordError as error:
+                # Pages show the faults of their forms. This is another one, such as an app that was just deleted.
+                raise ApiError("conflict", str(error)) from None
 
         return handle
 

@@ -47,7 +47,8 @@ def check_rules(app_id: str, rules: Sequence[HistoryRule]) -> None:
 
 
 def check_size(app: App) -> None:
-    size = len(msgspec.json.encode(app))
+    # Without the console's fields: they are the server's, and who looks at a full record's app must not be refused.
+    size = len(msgspec.json.encode(msgspec.structs.replace(app, console_key=None, console_until=0.0)))
     if size > _MAX_RECORD_BYTES:
         raise RecordError(f"the record of app {app.id} would have {size} bytes; the maximum is {_MAX_RECORD_BYTES}")
 

@@ -207,13 +207,13 @@
           status.append(link("Trace", `${root.dataset.trace}?trace_id=${result.trace_id}`));
           return;
         }
-        if (!result.fault && SESSION_ENDED.includes(answer.status)) {
+        // It may be refused for another reason: a viewer publishes nothing.
+        if (SESSION_ENDED.includes(answer.status) && !(await renew(pusher.connection.socket_id || ""))) {
           status.textContent = "Not published: your session has ended. ";
           status.append(link("Log in again", `/dashboard/login?next=${encodeURIComponent(location.pathname)}`));
-          ended();
           return;
         }
-        status.textContent = result.fault ? "" : `Not published (${answer.status}).`;
+        status.textContent = result.fault ? "" : `Not published: ${result.error || answer.status}`;
         for (const [name, text] of Object.entries(result.fault ?? {})) {
           const field = form.elements[name];
           if (!field) {
