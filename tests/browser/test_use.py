@@ -168,7 +168,9 @@ async def test_console_goes_on_when_only_the_publish_is_refused(life: Lively, co
     await page.fill("#publish-channel", "news-sport")
     await page.fill("#publish-name", "goal")
     await page.get_by_role("button", name="Publish").click()
-    await expect(page.locator("#publish-state")).to_have_text("Not published: Viewers can't make changes. Ask an admin.")
+    await expect(page.locator("#publish-state")).to_have_text(
+        "Not published: Viewers can't make changes. Ask an admin."
+    )
     await expect(page.locator("#console-state")).to_have_text("Live")
 
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from redpoll.protocol.apps import App
+from redpoll.protocol.auth import MAX_QUERY_PARAMS
 from redpoll.protocol.errors import Code, close_reason
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "host_of",
     "key_of",
     "origin_allowed",
+    "read_query",
     "recovers",
     "split_target",
 ]
@@ -50,7 +52,14 @@ def split_target(target: str) -> tuple[str, dict[str, str]]:
         # The absolute form, http://host/path (RFC 9112 section 3.2.2).
         target = f"/{target.partition('://')[2].partition('/')[2]}"
     path, _, query = target.partition("?")
-    return path, {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
+    return path, read_query(query)
+
+
+def read_query(query: str) -> dict[str, str]:
+    """A query decoded, with the last value of each name. Parameters beyond `MAX_QUERY_PARAMS` are left out: nobody has
+    checked who asks, and to decode thousands takes longer than a pass of the loop may."""
+    read = "&".join(query.split("&", MAX_QUERY_PARAMS)[:MAX_QUERY_PARAMS])
+    return {name: values[-1] for name, values in parse_qs(read, keep_blank_values=True).items()}
 
 
 def key_of(path: str) -> str | None:

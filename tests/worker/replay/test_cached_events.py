@@ -111,6 +111,20 @@ class TestOrder:
             assert await frames_of(client, 4) == [("n", "0"), (COUNT,), ("client-said", "1"), ("client-said", "2")]
             await client.nothing_more(but=COUNT)
 
+    async def test_it_comes_once_if_a_server_publishes_an_event_named_like_those_of_clients(self, bench):
+        """It came with the answer to the subscribe, and again among the messages."""
+        worker = await bench.start()
+        await bench.keep("private-cache-", replay=200)
+        # More than a page has.
+        for count in (3, 150):
+            await bench.publish_numbers("private-cache-a", range(count), event="client-typing")
+            for query in ("", RECOVER):
+                client = await bench.client(worker, query=query)
+                await client.subscribe("private-cache-a")
+                newest = range(3) if count == 3 else (*range(3), *range(150))
+                assert await frames_of(client, len(newest)) == [("client-typing", str(n)) for n in newest]
+                await client.nothing_more()
+
     @staticmethod
     async def _talk(bench, worker, said: int = 3):
         """The server's event, and so many client events after it, all of them stored."""

@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from redpoll.cluster.envelopes import event_tail
+from redpoll.cluster.envelopes import cached_envelope, event_tail
 from redpoll.cluster.history import Page, Row
 from redpoll.protocol.joining import Pace
 from redpoll.worker.replay.page_frames import PageFrames
@@ -40,8 +40,12 @@ def test_an_excluded_socket_gets_the_other_messages():
 
 
 def test_client_events_and_server_events_are_distinguished():
-    assert not PageFrames(page_of(10, 20, event="client-n"), b"c").has_server_event(0, 2)
-    assert PageFrames(page_of(10, 20), b"c").has_server_event(1, 2)
+    cached = cached_envelope(event_tail("client-n", "20"))
+    said, published = PageFrames(page_of(10, 20, event="client-n"), b"c"), PageFrames(page_of(10, 20), b"c")
+    assert published.has_server_event(1, 2, cached)
+    assert not said.has_server_event(0, 1, cached)
+    # A server published an event with such a name.
+    assert said.has_server_event(0, 2, cached)
 
 
 def test_messages_are_joined_once_for_all_with_the_parts_of_each():

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
 
 from redpoll.config.proxies import TrustedProxies
 from redpoll.http.errors import TOO_MANY_OF_ADDRESS
@@ -162,7 +161,7 @@ class Fallback:
 
     def _attach(self, http: PublicConnection, request: ParsedRequest, target: Target, cors: str) -> bytes:
         name = SessionName(target.key, target.session)
-        query = {key: values[-1] for key, values in parse_qs(target.query, keep_blank_values=True).items()}
+        query = handshake.read_query(target.query)
         check = partial(self._check, http, request, target, query)
         outcome = check()
         if isinstance(outcome, Refusal):

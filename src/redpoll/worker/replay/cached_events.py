@@ -45,7 +45,7 @@ class CachedEvents:
         its cached event if it comes with the messages. False: later pages are searched, `go_on` follows."""
         if not replay.cached or replay.cached_is_older:
             return True
-        if replay.kind is Kind.CONTINUING or page.has_server_event(start, stop, replay.gathering):
+        if replay.kind is Kind.CONTINUING or page.has_server_event(start, stop, replay.cached, replay.gathering):
             # A client that named a right offset has it already, or gets it with the messages after that.
             replay.cached = None
             return True
@@ -74,7 +74,11 @@ class CachedEvents:
     def _answered(self, search: _Search, outcome: Any) -> None:
         found = False
         if isinstance(outcome, Page):
-            found = any(is_by_server(row) for row in outcome.rows if row.offset <= search.until)
+            cached = {replay.cached for replay in self._waiting[search] if replay.cached}
+            rows = [row for row in outcome.rows if row.offset <= search.until]
+            # One of them is the cached event of one of the replays, or older. So those of the others are among these
+            # messages or come after them.
+            found = any(is_by_server(row, one) for row in rows for one in cached)
             at = outcome.rows[-1].offset if outcome.rows else search.until
             wanted = any(replay.state is State.SEARCHING for replay in self._waiting[search])
             if not found and wanted and outcome.more and at < search.until:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from redpoll import _frame
+from redpoll.cluster.envelopes import cached_envelope
 from redpoll.cluster.history import Page, Row
 from redpoll.protocol.joining import Joined, Joiner, Part
 from redpoll.worker.replay.pacing import ChannelPacing, part_of
@@ -45,10 +46,10 @@ class PageFrames:
             return self.page.rows[start].prev == at
         return None if self.page.more else self.page.top == at
 
-    def has_server_event(self, start: int, stop: int, gathering: Gathering | None = None) -> bool:
-        """Whether one of the messages `start` to `stop` isn't a client event. Those that `gathering` leaves out don't
-        count."""
-        by_server = (row for row in self.page.rows[start:stop] if is_by_server(row))
+    def has_server_event(self, start: int, stop: int, cached: bytes, gathering: Gathering | None = None) -> bool:
+        """Whether one of the messages `start` to `stop` is a server's, as `is_by_server` says. Those that `gathering`
+        leaves out don't count."""
+        by_server = (row for row in self.page.rows[start:stop] if is_by_server(row, cached))
         if gathering is None:
             return any(True for _ in by_server)
         return any(gathering.takes(part_of(gathering.pace, row.envelope())) for row in by_server)
@@ -93,9 +94,10 @@ class PageFrames:
         return made
 
 
-def is_by_server(row: Row) -> bool:
-    """Whether a message was published over HTTP. Others are client events."""
-    return not row.event.startswith("client-")
+def is_by_server(row: Row, cached: bytes) -> bool:
+    """Whether a message was published over HTTP. Others are client events. A server may publish an event with such a
+    name, too; it is known by its bytes if it is the `cached` one, the last of the server's."""
+    return not row.event.startswith("client-") or cached_envelope(row.tail) == cached
 
 
 def _first(parts: list[Part], count: int) -> list[Part]:

@@ -127,7 +127,9 @@ def _without_token(query: str) -> tuple[str | None, str]:
         return None, query
     token: str | None = None
     left = []
-    for part in query.split("&"):
+    # To decode thousands would take longer than a pass of the loop may. These, a token and more than control takes, are
+    # enough to be refused.
+    for part in query.split("&", _MAX_PARAMETERS + 2)[: _MAX_PARAMETERS + 2]:
         name, _, value = part.partition("=")
         if unquote(name.replace("+", " ")) == _PARAMETER:
             token = unquote(value.replace("+", " "), encoding="latin-1")
