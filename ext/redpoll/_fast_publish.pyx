@@ -556,15 +556,17 @@ cdef class FastPublish:
     cdef FastApp app_with(self, Span id, Span fields, Span query):
         """The app of a request with these header fields; None: the other way decides. Notes the caller."""
         cdef:
-            FastApp app = self.app_of(id)
+            FastApp app
             Span caller
-        if app is None or query.size:
+        if query.size:
             return None
+        # Asked for unknown apps, too: the time of a refusal says nothing about which ids exist.
         text = self.caller(
             PyUnicode_DecodeASCII(<const char*> id.at, id.size, NULL),
             PyBytes_FromStringAndSize(<const char*> fields.at, fields.size),
         )
-        if text is None:
+        app = self.app_of(id)
+        if text is None or app is None:
             return None
         caller = span_of(<bytes?> text)
         if not is_plain(caller):

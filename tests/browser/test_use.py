@@ -163,7 +163,8 @@ async def test_console_goes_on_when_only_the_publish_is_refused(life: Lively, co
     page = await context.new_page()
     await page.goto(life.server.control_url + life.paths["console"])
     await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
-    refusal = {"error": "Viewers can't make changes. Ask an admin.", "code": "forbidden", "status": 403}
+    text = "Viewers can't make changes. Ask an admin."
+    refusal = {"error": text, "code": "forbidden", "status": 403}
     await page.route("**/console/publish", lambda route: route.fulfill(status=403, json=refusal))
     await page.fill("#publish-channel", "news-sport")
     await page.fill("#publish-name", "goal")

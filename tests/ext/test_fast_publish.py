@@ -10,8 +10,9 @@ import hiredis
 import pytest
 
 from ext.fast_publishing import NOW_S, Control, body, message
+from redpoll._http import pack_request
 from redpoll.cluster.redis.link import LinkDown
-from redpoll.http.messages import CLOSES
+from redpoll.http.messages import CLOSES, FIELDS, pack_fields, unpack_fields
 
 
 def test_a_publish_becomes_a_command_and_its_reply_an_answer_and_a_row():
@@ -111,6 +112,18 @@ def test_a_wrong_signature_or_digest_or_an_unknown_app_takes_the_other_way():
     requests, used, taken = control.take(b"".join(wrong))
     assert ([request.number for request in requests], used, taken) == ([1, 2, 3, 4, 5], sum(map(len, wrong)), 0)
     assert not control.published
+
+
+def test_the_caller_that_header_fields_name_is_checked_also_for_an_unknown_app():
+    """The time of a refusal told which ids exist."""
+    asked = []
+    control = Control(caller=lambda app_id, fields: asked.append((app_id, unpack_fields(fields))))
+    fields = pack_fields([(FIELDS.index("Authorization"), b"Bearer x")])
+    for app_id in ("1", "2"):
+        target = f"/apps/{app_id}/events".encode()
+        _, _, taken = control.take(pack_request(1, 0, b"POST", b"192.0.2.1", target, fields, body()))
+        assert not taken
+    assert asked == [(app_id, {"Authorization": "Bearer x"}) for app_id in ("1", "2")]
 
 
 def test_replies_belong_to_the_requests_in_order_and_an_error_to_one_of_them():
