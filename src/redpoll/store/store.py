@@ -187,6 +187,17 @@ class Store:
         async with self.change() as connection:
             await audit.add(connection, by, action, app_id, target, detail)
 
+    async def note_done(
+        self, by: Actor | None, action: str, app_id: str = "", target: str = "", detail: str = ""
+    ) -> None:
+        """As `note`, about something that is done already: if the store is away, the process' log has the entry, and
+        nobody is made to do it again."""
+        try:
+            await self.note(by, action, app_id, target, detail)
+        except sa.exc.SQLAlchemyError as error:
+            entry = {"who": by and by.who, "action": action, "app": app_id, "target": target, "detail": detail}
+            log.error("not in the audit log", **entry, reason=reason_of(error))
+
 
 async def versions(connection: AsyncConnection) -> Versions:
     """The present versions."""

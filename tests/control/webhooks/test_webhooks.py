@@ -9,6 +9,7 @@ import time
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from control.webhooks.transitions import APP, NOW_S, OTHER, Box, content_of, kill, seen, tidy, transition
 from helpers.receiver import OK, Receiver, hang, status
@@ -17,6 +18,8 @@ from redpoll.control.observe.metrics import FAMILIES
 from redpoll.control.records import loaded_records
 from redpoll.control.records.records import RecordError
 from redpoll.control.webhooks.webhooks import FAILING_AFTER_S
+from redpoll.store.errors import StoreUnavailable
+from redpoll.store.store import Store
 
 BROKEN = status(500, "Internal Server Error")
 
@@ -250,6 +253,21 @@ async def test_test_of_an_endpoint_is_one_signed_attempt_and_is_not_stored(make_
     assert (tried.ok, tried.status) == (False, 500)
     assert await webhooks.deliveries(APP) == []
     assert webhooks.endpoints.get(pusher.id).failing_since is None
+
+
+async def test_result_of_a_test_is_shown_though_the_audit_log_cannot_be_written(make_webhooks, receiver, monkeypatch):
+    """The receiver had it, and the answer was 503, so the operator sent it again."""
+    webhooks = await make_webhooks()
+    endpoint = await webhooks.endpoints.create(APP, receiver.url)
+
+    async def unavailable(*_arguments):
+        raise StoreUnavailable("the record store failed: disk full")
+
+    monkeypatch.setattr(Store, "note", unavailable)
+    with capture_logs() as logged:
+        assert (await webhooks.test(endpoint.id)).ok
+    (line,) = [line for line in logged if line["event"] == "not in the audit log"]
+    assert (line["action"], line["target"]) == ("webhook test", receiver.url)
 
 
 async def test_failing_is_shown_after_a_while(make_webhooks, receiver, clock):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.cluster.history import History
 from redpoll.cluster.redis.keys import Keys
@@ -24,7 +23,6 @@ from redpoll.control.records.records import Records
 from redpoll.control.records.spreading import Spreading
 from redpoll.ipc.command_socket import CommandError
 from redpoll.store.audit import COMMAND_LINE
-from redpoll.store.errors import reason_of
 from redpoll.store.store import Store
 
 if TYPE_CHECKING:
@@ -83,10 +81,5 @@ class Context:
         return self.cluster
 
     async def note(self, action: str, app_id: str = "", target: str = "", detail: str = "") -> None:
-        """Adds an entry to the audit log about something that changes no record, and is done already: if the record
-        store is away, the process' log has the entry instead."""
-        try:
-            await self.store.note(COMMAND_LINE, action, app_id, target, detail)
-        except SQLAlchemyError as error:
-            reason = reason_of(error)
-            log.error("not in the audit log", action=action, app=app_id, target=target, detail=detail, reason=reason)
+        """Adds an entry to the audit log about something that changes no record, and is done already."""
+        await self.store.note_done(COMMAND_LINE, action, app_id, target, detail)

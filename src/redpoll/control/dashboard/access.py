@@ -13,7 +13,6 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from redpoll.control.accounts.accounts import Accounts, Session
 from redpoll.control.dashboard.forms import CSRF_FIELD, MAX_STRANGE_BYTES, Form, read_form, read_pairs
@@ -27,7 +26,6 @@ from redpoll.protocol.apps import App
 from redpoll.protocol.auth import check_size
 from redpoll.protocol.errors import ApiError
 from redpoll.store.audit import Actor
-from redpoll.store.errors import reason_of
 
 __all__ = ["COOKIE", "HOME", "LOGIN", "PASSWORD", "AccessControl", "Page", "Visit", "cookie_of"]
 
@@ -114,13 +112,8 @@ class Visit:
         return Actor(self.session.user.name, self.request.remote)
 
     async def note(self, action: str, app: App, target: str, detail: str = "") -> None:
-        """Adds an entry to the audit log about something that changes no record, and is done already: if the record
-        store is away, the process' log has the entry instead, and the user doesn't do it again."""
-        try:
-            await self.access.accounts.store.note(self.actor, action, app.id, target, detail)
-        except SQLAlchemyError as error:
-            entry = {"who": self.session.user.name, "action": action, "app": app.id, "target": target, "detail": detail}
-            log.error("not in the audit log", **entry, reason=reason_of(error))
+        """Adds an entry to the audit log about something that changes no record, and is done already."""
+        await self.access.accounts.store.note_done(self.actor, action, app.id, target, detail)
 
 
 Page = Callable[[Visit], Awaitable[Response]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,6 +26,10 @@ __all__ = ["ChannelPages", "words_of"]
 
 _PAGE: Final = 100
 _MAX_MEMBERS: Final = 500
+# The list of an open page is made anew after this time, and not before twenty times the time that it took: of a million
+# channels it takes a second of the control plane.
+_REFRESH_S: Final = 5
+_PAUSES: Final = 20
 
 
 class ChannelPages:
@@ -49,13 +55,17 @@ class ChannelPages:
         prefix = visit.query.get("prefix", "").strip()
         rows: list[dict[str, Any]] = []
         part, fault = part_of((), "", _PAGE), ""
+        began_s = monotonic()
         try:
             part = part_of(await self._names(app, prefix), visit.query.get("page", ""), _PAGE)
             rows = await self._rows(app, list(part.items))
         except Unavailable as error:
             fault = str(error)
         here = f"/dashboard/apps/{app.id}/channels?{urlencode({'prefix': prefix, 'page': part.at})}"
-        return visit.page("channels.html", app=app, rows=rows, part=part, prefix=prefix, fault=fault, here=here)
+        refresh_s = max(_REFRESH_S, math.ceil(_PAUSES * (monotonic() - began_s)))
+        return visit.page(
+            "channels.html", app=app, rows=rows, part=part, prefix=prefix, fault=fault, here=here, refresh_s=refresh_s
+        )
 
     async def _names(self, app: App, prefix: str) -> list[str]:
         return [name async for names in self._occupancy.channels(app.id, prefix) for name in names]

@@ -238,7 +238,7 @@ class Webhooks:
             key=self._signing_key(endpoint.app_id),
         )
         attempt = await self._get_sender().attempt(Target(endpoint.url, endpoint.pin), body, signed)
-        await self._store.note(by, "webhook test", endpoint.app_id, endpoint.url, attempt.reason)
+        await self._store.note_done(by, "webhook test", endpoint.app_id, endpoint.url, attempt.reason)
         return attempt
 
     async def secrets_of(self, app_id: str) -> dict[str, list[str]]:
