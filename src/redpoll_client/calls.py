@@ -33,9 +33,9 @@ _LONGEST_WINDOW_S = 90.0
 class Answer(dict[str, Any]):
     """A successful answer: the server's JSON object as a dict, as `pusher` returns it.
 
-    `trace_id` is what `trace` takes (redpoll; empty elsewhere). `correlation_id` is the id that the request carried, or
-    None for a request that isn't a publish. `spacing_s` is the time between publishes with which the rest of the rate
-    limit lasts until its window ends; 0 while half of it is left, and where the server has no such limit.
+    `trace_id` is what `trace` takes (redpoll; empty elsewhere). `correlation_id` is the id of the publish or the whole
+    batch, or None for a request that isn't a publish. `spacing_s` is the time between publishes with which the rest of
+    the rate limit lasts until its window ends; 0 while half of it is left, and where the server has no such limit.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Answer(dict[str, Any]):
 @dataclass(frozen=True)
 class Call:
     """A request. `path` begins with `/apps/…` or `/users/…`, escaped. `correlation_id` is set on publishes, and only on
-    them. `stream`: the answer is a page of a stream, see `_page`."""
+    them; a part of a batch has the whole batch's, and its own in the body. `stream`: the answer is a page of a stream,
+    see `_page`."""
 
     method: str
     path: str

@@ -79,8 +79,9 @@ class Unreachable(Unavailable):
 class Unconfirmed(Unavailable):
     """A publish that may have been delivered: the request was sent and no usable answer came.
 
-    `correlation_id` is the id that it carried. Where the server compares ids (redpoll's app setting `idempotency`), a
-    repeat with this id within 120 s isn't published twice; elsewhere a repeat may arrive twice.
+    `correlation_id` is its id; that of the whole batch if a part of one failed. Where the server compares ids
+    (redpoll's app setting `idempotency`), a repeat with this id within 120 s isn't published twice; elsewhere a repeat
+    may arrive twice.
     """
 
     def __init__(self, text: str, correlation_id: str | None = None) -> None:

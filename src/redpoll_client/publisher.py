@@ -439,6 +439,7 @@ def _run_parts(send: Any, parts: list[tuple[int, Call]]) -> Answer:
 
 
 def join_batch(last: Answer, infos: list[Any]) -> Answer:
-    """The answer of a batch that was sent in parts: the last part's ids, and all attributes by index."""
+    """The answer of a batch that was sent in parts: the batch's id, the last part's `trace_id`, and all attributes
+    by index."""
     fields: dict[str, Any] = {"batch": infos} if any(infos) else {}
     return Answer(fields, last.trace_id, last.correlation_id)

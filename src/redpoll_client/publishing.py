@@ -260,15 +260,15 @@ class PublisherBase:
             body["info"] = attributes
         if end:
             body["end"] = True
-        return self._publish("events", body, correlation_id)
+        return self._publish("events", body, _chosen(correlation_id))
 
-    def _publish(self, path: str, body: dict[str, Any], correlation_id: str | None) -> Call:
-        chosen = secrets.token_hex(16) if correlation_id is None else names.check_correlation_id(correlation_id)
-        body["correlation_id"] = chosen
+    def _publish(self, path: str, body: dict[str, Any], correlation_id: str, part: str = "") -> Call:
+        """`part` is the end of the id that a part of a batch carries. The caller gets the batch's, to repeat it."""
+        body["correlation_id"] = names.check_correlation_id(correlation_id + part)
         encoded = to_json(body).encode()
         if len(encoded) > names.MAX_BODY_BYTES:
             raise ValueError(f"the request has {len(encoded)} bytes; at most {names.MAX_BODY_BYTES} are allowed")
-        return Call("POST", f"{self._base}/{path}", body=encoded, correlation_id=chosen)
+        return Call("POST", f"{self._base}/{path}", body=encoded, correlation_id=correlation_id)
 
     def _batch_parts(
         self, batch: Iterable[Mapping[str, Any]], already_encoded: bool, correlation_id: str | None
@@ -276,12 +276,12 @@ class PublisherBase:
         """The requests of a batch, in order, each with its number of events. All are checked before the first is
         sent."""
         items = [self._item(index, item, already_encoded) for index, item in enumerate(batch)]
-        chosen = secrets.token_hex(16) if correlation_id is None else correlation_id
+        chosen = _chosen(correlation_id)
         parts = list(_parts(items))
         return [
             (
                 len(part),
-                self._publish("batch_events", {"batch": part}, chosen if len(parts) == 1 else f"{chosen}-{number + 1}"),
+                self._publish("batch_events", {"batch": part}, chosen, "" if len(parts) == 1 else f"-{number + 1}"),
             )
             for number, part in enumerate(parts)
         ]
@@ -399,6 +399,10 @@ def history_of(answer: Answer) -> History:
         return History(answer["epoch"], messages, answer.get("next"))
     except (KeyError, TypeError):
         raise Unavailable("the server's answer is no page of a history; only redpoll has histories") from None
+
+
+def _chosen(correlation_id: str | None) -> str:
+    return secrets.token_hex(16) if correlation_id is None else names.check_correlation_id(correlation_id)
 
 
 def _joined(attributes: Iterable[str]) -> str:

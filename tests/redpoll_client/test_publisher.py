@@ -254,6 +254,28 @@ async def test_idempotent_repeats_arrive_once_at_redpoll(server, opened):
         await reader.close()
 
 
+async def test_a_long_batch_is_repeated_with_the_id_of_its_error(server, opened):
+    """As if the answer to the second part had been lost: the first part isn't published again."""
+    items = [{"channel": "parts", "name": "e", "data": number} for number in range(23)]
+    with Answering(reply(200), CUT) as bad:
+        async with opened(url=bad.url) as call:
+            with pytest.raises(Unconfirmed) as caught:
+                await call("trigger_batch", items)
+    reader = await Socket.connect(server)
+    await reader.subscribe("parts")
+    async with opened(url=url_of(server)) as call:
+        # The two parts that were sent reach redpoll.
+        for asked in bad.asked:
+            part = asked.json
+            await call("trigger_batch", part["batch"], True, correlation_id=part["correlation_id"])
+        answer = await call("trigger_batch", items, correlation_id=caught.value.correlation_id)
+        assert answer.correlation_id == caught.value.correlation_id
+        await call("trigger", "parts", "last", "")
+    await reader.next("last")
+    assert [event["data"] for event in reader.all("e")] == [str(number) for number in range(23)]
+    await reader.close()
+
+
 async def test_requests_that_only_read_are_repeated(opened):
     with Answering(CUT, HTML, HALF, reply(200, {"channels": {}})) as bad:
         async with opened(url=bad.url) as call:
