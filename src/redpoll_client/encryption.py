@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ from redpoll_client.errors import DecryptionFailed
 __all__ = ["channel_key", "decrypt", "encrypt", "master_key", "secret_box"]
 
 _KEY_BYTES = 32
+_NONCE_BYTES = 24
 
 
 def master_key(encoded: str) -> bytes:
@@ -44,9 +46,16 @@ def secret_box() -> Any:
     return SecretBox
 
 
-def encrypt(text: str, key: bytes) -> str:
-    """The data to publish: JSON with `nonce` and `ciphertext`, both base64. The nonce is random."""
-    message = secret_box()(key).encrypt(text.encode())
+def encrypt(text: str, key: bytes, publish_id: str | None = None) -> str:
+    """The data to publish: JSON with `nonce` and `ciphertext`, both base64.
+
+    The nonce is random, or derived from the text and `publish_id`. So a repeated publish is the same request, and
+    another text never gets the same nonce.
+    """
+    nonce = None
+    if publish_id is not None:
+        nonce = hmac.digest(key, f"{publish_id}\0{text}".encode(), hashlib.sha256)[:_NONCE_BYTES]
+    message = secret_box()(key).encrypt(text.encode(), nonce)
     return json.dumps(
         {
             "nonce": base64.b64encode(message.nonce).decode(),

@@ -221,13 +221,14 @@ class PublisherBase:
     def _path(self, *parts: str) -> str:
         return "/".join((self._base, *(quote(part, safe="=@,;") for part in parts)))
 
-    def _data(self, channel: str, data: Any) -> str:
-        """An event's data as it is sent. Strings are sent as they are, everything else as JSON."""
+    def _data(self, channel: str, data: Any, publish_id: str | None = None) -> str:
+        """An event's data as it is sent. Strings are sent as they are, everything else as JSON. On encrypted channels
+        the ciphertext is the same for the same `publish_id`."""
         text = data if isinstance(data, str) else to_json(data, self._json_encoder)
         if names.is_encrypted(channel):
             if self._master_key is None:
                 raise ValueError(f"{channel} is encrypted: encryption_master_key_base64 is needed")
-            text = encrypt(text, channel_key(channel, self._master_key))
+            text = encrypt(text, channel_key(channel, self._master_key), publish_id)
         return names.check_data(text, self.max_data_bytes)
 
     def _trigger(
@@ -249,18 +250,16 @@ class PublisherBase:
         encrypted = next((name for name in targets if names.is_encrypted(name)), None)
         if encrypted is not None and len(set(targets)) > 1:
             raise ValueError(f"{encrypted} is encrypted and has a key of its own: publish to it alone")
-        body: dict[str, Any] = {
-            "name": names.check_event(event_name),
-            "channels": targets,
-            "data": names.check_data(data, self.max_data_bytes) if already_encoded else self._data(targets[0], data),
-        }
+        chosen = _chosen(correlation_id)
+        text = names.check_data(data, self.max_data_bytes) if already_encoded else self._data(targets[0], data, chosen)
+        body: dict[str, Any] = {"name": names.check_event(event_name), "channels": targets, "data": text}
         if socket_id:
             body["socket_id"] = names.check_socket_id(socket_id)
         if attributes := _joined(info):
             body["info"] = attributes
         if end:
             body["end"] = True
-        return self._publish("events", body, _chosen(correlation_id))
+        return self._publish("events", body, chosen)
 
     def _publish(self, path: str, body: dict[str, Any], correlation_id: str, part: str = "") -> Call:
         """`part` is the end of the id that a part of a batch carries. The caller gets the batch's, to repeat it."""
@@ -275,8 +274,8 @@ class PublisherBase:
     ) -> list[tuple[int, Call]]:
         """The requests of a batch, in order, each with its number of events. All are checked before the first is
         sent."""
-        items = [self._item(index, item, already_encoded) for index, item in enumerate(batch)]
         chosen = _chosen(correlation_id)
+        items = [self._item(index, item, already_encoded, f"{chosen}-{index}") for index, item in enumerate(batch)]
         parts = list(_parts(items))
         return [
             (
@@ -286,10 +285,10 @@ class PublisherBase:
             for number, part in enumerate(parts)
         ]
 
-    def _item(self, index: int, item: Mapping[str, Any], already_encoded: bool) -> dict[str, Any]:
+    def _item(self, index: int, item: Mapping[str, Any], already_encoded: bool, publish_id: str) -> dict[str, Any]:
         try:
             channel = names.check_target(item["channel"])
-            data = item["data"] if already_encoded else self._data(channel, item["data"])
+            data = item["data"] if already_encoded else self._data(channel, item["data"], publish_id)
             if not isinstance(data, str):
                 raise ValueError("data must be a string when already_encoded is set")
             event: dict[str, Any] = {"channel": channel, "name": names.check_event(item["name"]), "data": data}

@@ -254,6 +254,28 @@ async def test_idempotent_repeats_arrive_once_at_redpoll(server, opened):
         await reader.close()
 
 
+async def test_a_repeat_to_an_encrypted_channel_is_the_same_request(opened):
+    channel, master = "private-encrypted-a", bytes(range(32))
+    options = {"encryption_master_key_base64": base64.b64encode(master).decode()}
+    items = [{"channel": channel, "name": "e", "data": "yes"}] * 2
+    with Answering(HTML) as bad:
+        async with opened(url=bad.url, **options) as call:
+            for method, *arguments in (("trigger", channel, "e", "yes"), ("trigger_batch", items)):
+                with pytest.raises(Unconfirmed) as caught:
+                    await call(method, *arguments)
+                for repeat in (caught.value.correlation_id, None):
+                    with pytest.raises(Unconfirmed):
+                        await call(method, *arguments, correlation_id=repeat)
+    first, repeated, another, *batches = [asked.body for asked in bad.asked]
+    assert first == repeated
+    assert batches[0] == batches[1]
+    # Equal texts look different, except in a repeat.
+    single = [json.loads(body)["data"] for body in (first, another)]
+    in_batches = [item["data"] for body in batches[1:] for item in json.loads(body)["batch"]]
+    assert len({*single, *in_batches}) == 6
+    assert {decrypt(data, channel_key(channel, master)) for data in single + in_batches} == {"yes"}
+
+
 async def test_a_long_batch_is_repeated_with_the_id_of_its_error(server, opened):
     """As if the answer to the second part had been lost: the first part isn't published again."""
     items = [{"channel": "parts", "name": "e", "data": number} for number in range(23)]
