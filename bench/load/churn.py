@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 from bench.arguments import parser_of
 from bench.driver import Address, compiled
-from bench.load.million import Driver, end_on_signal
+from bench.load.million import Driver
 from bench.report import print_table, save
 from helpers.server import Server, open_files, rss_bytes
 from redpoll.cluster.redis.keys import SHARDS, Keys
@@ -88,7 +87,6 @@ def main() -> None:
     parser.add_argument("--round", type=int, default=5_000, help="connections at a time")
     parser.add_argument("--at-once", type=int, default=200, help="handshakes under way at a time")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="rpchurn") as folder:
         program = compiled("crowd.c", Path(folder) / "crowd", "-lm")
         with Server(workers=1, webhook_debounce_s=0) as server:

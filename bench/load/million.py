@@ -51,7 +51,7 @@ from rich.console import Console
 
 # load.py has put the folder of the tests on the path.
 import helpers.server
-from bench.arguments import parser_of
+from bench.arguments import end_on_signal, parser_of
 from bench.driver import Address, client_environment, compiled, tls_settings
 from bench.load import swarm
 from bench.report import save
@@ -546,11 +546,6 @@ def figures_of(crowd: Crowd, log: str) -> dict[str, Any]:
     }
 
 
-def end_on_signal(number: int, frame: object) -> None:
-    """So that the server is stopped, too."""
-    sys.exit(128 + number)
-
-
 def main() -> None:
     parser = parser_of(__doc__, tls=True)
     parser.add_argument("--connections", type=int, default=0, help="0: as many as fit, at most a million")
@@ -563,8 +558,6 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what it needs of the machine")
     options = parser.parse_args()
     plan = prepare(options)
-    # While the event loop runs it has handlers of its own.
-    signal.signal(signal.SIGTERM, end_on_signal)
     # 50 workers on two cores take their time.
     helpers.server.READY_WITHIN_S = 30.0 + 4 * options.workers
     helpers.server.STOPPED_WITHIN_S = 20.0 + 2 * options.workers
@@ -574,6 +567,7 @@ def main() -> None:
         settings |= {"activity_timeout_s": 1_000, "max_connections_per_address": 0}
         with Server(workers=options.workers, files=(files, files), **settings) as server:
             crowd = uvloop.run(run(options, plan, server, program))
+            # `run` has a handler of its own, and ends with that of the system.
             signal.signal(signal.SIGTERM, end_on_signal)
             figures = figures_of(crowd, (server.folder / "err").read_text(errors="replace"))
     title = f"redpoll, {options.workers} workers: {options.connections:,} connections; latency of the API"
