@@ -40,7 +40,8 @@ class Realtime:
     - `user_id(user)` returns the id under which others see the user, a string.
     - `publisher` is by default one from REDPOLL_URL or PUSHER_URL, made at its first use.
     - `on_webhook(event)` gets each WebhookEvent. If it raises, the server repeats the delivery.
-    - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted.
+    - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted, and
+      only signed with the publisher's key.
     """
 
     def __init__(

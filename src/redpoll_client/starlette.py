@@ -57,7 +57,8 @@ class Realtime:
     - `publisher` is an AsyncPublisher; by default one from REDPOLL_URL or PUSHER_URL, made when the app starts or at
       its first use.
     - `on_webhook(event)`, a coroutine, gets each WebhookEvent. If it raises, the server repeats the delivery.
-    - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted.
+    - `endpoint_secret`: those of `redpoll webhook create`; without them, only Pusher's format is accepted, and
+      only signed with the publisher's key.
     """
 
     def __init__(

@@ -51,6 +51,11 @@ def test_after_a_rotation_the_secret_before_is_accepted():
     assert verify_webhook(SERVICE, headers, endpoint_secret="old").events
 
 
+def test_the_endpoints_secret_is_enough_while_the_apps_key_is_replaced():
+    headers = {**signed(PUSHER, "old"), "X-Pusher-Key": "old", "X-Service-Signature": hex_hmac("endpoint", PUSHER)}
+    assert verify_webhook(PUSHER, headers, key="new", secret="new", endpoint_secret="endpoint").events
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
