@@ -138,7 +138,7 @@ def test_a_server_that_asks_for_hours_is_asked_again_within_a_minute(django_site
             if len(server.asked) == 2:
                 sender.stop()
 
-        monkeypatch.setattr(sender._stopped, "wait", wait)
+        monkeypatch.setattr(sender, "_pause", wait)
         sender.run()
     assert waits[0] == 60
 

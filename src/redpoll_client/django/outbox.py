@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from django.db import Error, connections, transaction
@@ -56,7 +56,9 @@ class Sender:
         self._publisher = publisher
         self._alias = alias
         self._say = say
-        self._stopped = threading.Event()
+        self._stopped = False
+        # Ends a pause. A signal handler may call `put` during `get`; with an Event this could deadlock.
+        self._stops: SimpleQueue[None] = SimpleQueue()
         self._holder = uuid.uuid4().hex
         self._away = False
         self._database_away = False
@@ -66,11 +68,12 @@ class Sender:
 
     def stop(self) -> None:
         """Ends `run` after the rows that are being sent."""
-        self._stopped.set()
+        self._stopped = True
+        self._stops.put(None)
 
     def run(self) -> None:
         """Sends rows until `stop`. Waits, and says so once, while the server or the database is away."""
-        while not self._stopped.is_set():
+        while not self._stopped:
             try:
                 sent = self.pass_once()
                 if self._database_away:
@@ -84,12 +87,12 @@ class Sender:
                 self._database_away = True
                 connections[self._alias].close()
                 self._close_listener()
-                self._stopped.wait(random.uniform(1, 2))
+                self._pause(random.uniform(1, 2))
                 continue
             if self._away:
                 self._waits += 1
                 wait_s = min(_LONGEST_WAIT_S, 0.25 * 2 ** min(self._waits, 8))
-                self._stopped.wait(max(self._retry_after_s, random.uniform(wait_s / 2, wait_s)))
+                self._pause(max(self._retry_after_s, random.uniform(wait_s / 2, wait_s)))
         self._release()
         self._close_listener()
 
@@ -97,7 +100,7 @@ class Sender:
         """Sends what is there, and returns the number of rows that are dealt with. Rows that another sender has, and
         those that the server doesn't take at the moment, stay."""
         total = 0
-        while (done := self.pass_once()) and not self._stopped.is_set():
+        while (done := self.pass_once()) and not self._stopped:
             total += done
         self._release()
         return total
@@ -173,7 +176,7 @@ class Sender:
         sent: list[int] = []
         refused: list[tuple[OutboxEvent, str]] = []
         for row in rows:
-            if time.monotonic() > until or self._stopped.is_set():
+            if time.monotonic() > until or self._stopped:
                 break
             try:
                 self._publisher.trigger(
@@ -221,11 +224,16 @@ class Sender:
         except Error as error:
             _log.info("the lease ends by itself: %s", error)
 
+    def _pause(self, wait_s: float) -> None:
+        """Waits, at most until `stop`."""
+        with contextlib.suppress(Empty):
+            self._stops.get(timeout=wait_s)
+
     def _wait_for_rows(self) -> None:
         """Until the database says that there are rows, or it is time to look."""
         connection = connections[self._alias]
         if not _hears_notifications(connection):
-            self._stopped.wait(_POLL_S)
+            self._pause(_POLL_S)
             return
         if self._listener is None:
             self._listener = connection.copy()
@@ -236,7 +244,7 @@ class Sender:
             # Rows that came before it listened are seen by the next pass.
             return
         deadline = time.monotonic() + _POLL_WITH_LISTEN_S
-        while not self._stopped.is_set() and time.monotonic() < deadline:
+        while not self._stopped and time.monotonic() < deadline:
             # Short waits, so that a stop doesn't wait long.
             # The driver's own errors become Django's.
             with self._listener.wrap_database_errors:
