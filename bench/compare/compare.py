@@ -152,7 +152,7 @@ def main() -> None:
     good = True
     with contextlib.ExitStack() as stack:
         if not options.url:
-            options.url = stack.enter_context(redpoll(workers=1))
+            options.url, _ = stack.enter_context(redpoll(workers=1, tls=False))
         address = Address.parse(options.url)
         for profile, words in SWARM.items() if "swarm" in chosen else ():
             good &= run_ours("swarm", words, f"swarm-{profile}", options)

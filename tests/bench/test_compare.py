@@ -1,6 +1,28 @@
-"""bench/compare/compare.py reads what Locust and k6 write, and the table of loads has a column for each server."""
+"""bench/compare/compare.py starts a server of its own, reads what Locust and k6 write, and the table of loads has a
+column for each server."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from bench.compare import compare, render
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+from bench.compare import compare
+compare.SWARM = {"ticker": "--connections 5 --processes 1 --publish 20 --seconds 0.5"}
+compare.main()
+"""
+
+
+def test_without_a_url_a_redpoll_is_started(tmp_path):
+    command = [sys.executable, "-c", SMALL, "--name", "redpoll", "--only", "swarm", "--results", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PUSHER_URL"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
+    figures = json.loads((tmp_path / "swarm-ticker-redpoll.json").read_text())["figures"]
+    assert (figures["server"], figures["failed"]) == ("redpoll", 0)
 
 
 def test_locust_figures_have_the_percentiles_of_its_histogram():
