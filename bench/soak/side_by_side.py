@@ -1,6 +1,6 @@
 """Runs a server of an earlier commit and one of this checkout as two nodes of one cluster, as a rolling upgrade does.
 
-    python -m bench.soak.side_by_side --from v1.2.0       from any commit
+    python -m bench.soak.side_by_side --from COMMIT       from any commit
     python -m bench.soak.side_by_side --checkout DIR      from a checkout whose extensions are built already
 
 Both share a Redis and a PostgreSQL of their own. Clients of each node subscribe, are members of one presence channel,
@@ -25,8 +25,6 @@ from helpers.receiver import Receiver
 from helpers.sentinel import RedisNode
 from helpers.wire import Api, Socket, eventually
 
-# The last commit before this one that several servers were tested with.
-BEFORE = "3a14db4"
 MESSAGES = 100
 ROOM = "presence-room"
 
@@ -176,8 +174,9 @@ def leader(node: Upgraded) -> str | None:
 
 def main() -> None:
     parser = parser_of(__doc__, saves=False)
-    parser.add_argument("--from", dest="commit", default=BEFORE, help="the commit of the old node")
-    parser.add_argument("--checkout", type=Path, help="an existing checkout of it, with its extensions built")
+    old = parser.add_mutually_exclusive_group(required=True)
+    old.add_argument("--from", dest="commit", help="the commit of the old node")
+    old.add_argument("--checkout", type=Path, help="an existing checkout of it, with its extensions built")
     options = parser.parse_args()
     os.environ.pop("REDIS_URL", None)
     with contextlib.ExitStack() as stack:
