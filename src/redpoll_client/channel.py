@@ -138,7 +138,7 @@ class Channel:
         return f"<Channel {self.name}: {len(self._queue)} events wait>"
 
     async def __aenter__(self) -> Self:
-        """Subscribes. Raises SubscriptionRefused, or TimeoutError without an answer in time."""
+        """Subscribes. Raises SubscriptionRefused, or Unavailable without an answer in time."""
         await self._join(self)
         return self
 
