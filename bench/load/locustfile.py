@@ -57,6 +57,8 @@ class Subscriber(User):
             answer = json.loads(self.socket.recv())
             if answer["event"] != "pusher_internal:subscription_succeeded":
                 raise ConnectionError(f"subscribe was answered {answer}")
+            # In a quiet channel only the answers to pings come.
+            self.socket.settimeout(3 * PING_EVERY_S)
         except Exception as raised:  # Any error counts as a failure of this user.
             error = raised
         self._note("WS", "subscribe", time.perf_counter() - began, 0, error)
