@@ -158,21 +158,34 @@ async def test_session_that_ends_in_the_console_loses_nothing_typed(life: Lively
     await expect(page.locator("#publish-state")).to_contain_text("Published.")
 
 
-async def test_console_goes_on_when_only_the_publish_is_refused(life: Lively, context: BrowserContext) -> None:
+async def test_console_goes_on_when_only_the_publish_is_refused(
+    life: Lively, context: BrowserContext, browser: Browser
+) -> None:
     """An admin who was made a viewer read that the session had ended."""
-    page = await context.new_page()
+    once = command(life.server, "user", "create", "wanda", "--role", "admin")["password"]
+    page = await (await browser.new_context()).new_page()
+    await page.goto(life.server.control_url)
+    await page.fill("#name", "wanda")
+    await page.fill("#password", once)
+    await page.get_by_role("button", name="Log in").click()
+    await page.fill("#old_password", once)
+    await page.fill("#new_password", PASSWORD)
+    await page.fill("#new_password_again", PASSWORD)
+    await page.get_by_role("button", name="Save password").click()
+    await expect(page.get_by_role("navigation", name="Main")).to_be_visible()
     await page.goto(life.server.control_url + life.paths["console"])
-    await expect(page.locator("#console-state")).to_have_text("Live", timeout=PATIENCE_MS)
-    text = "Viewers can't make changes. Ask an admin."
-    refusal = {"error": text, "code": "forbidden", "status": 403}
-    await page.route("**/console/publish", lambda route: route.fulfill(status=403, json=refusal))
+    await expect(page.locator("#console-state")).to_have_text("Live")
+    users = await context.new_page()
+    await users.goto(f"{life.server.control_url}/dashboard/users")
+    await users.locator("tr", has_text="wanda").get_by_role("button", name="Make viewer").click()
+    await expect(users.locator("tr", has_text="wanda").get_by_role("button", name="Make admin")).to_be_visible()
     await page.fill("#publish-channel", "news-sport")
     await page.fill("#publish-name", "goal")
     await page.get_by_role("button", name="Publish").click()
-    await expect(page.locator("#publish-state")).to_have_text(
-        "Not published: Viewers can't make changes. Ask an admin."
-    )
+    said = "Not published: Viewers can't make changes. Ask an admin."
+    await expect(page.locator("#publish-state")).to_have_text(said)
     await expect(page.locator("#console-state")).to_have_text("Live")
+    await page.context.close()
 
 
 async def test_form_survives_the_end_of_the_session(life: Lively, context: BrowserContext) -> None:

@@ -8,11 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import redpoll
 from helpers.server import Server
 from redpoll.config import data_files
 from redpoll.config.config import TABLE
 from redpoll.host import datafolder
+
+
+@pytest.fixture
+def environment():
+    """`environment(**settings)`: that of a server with these settings."""
+    servers = []
+
+    def of_server(**settings):
+        servers.append(Server(**settings))
+        return servers[-1].environment()
+
+    yield of_server
+    for server in servers:
+        server.folder.rmdir()
 
 
 def test_version(typed):
@@ -114,16 +130,15 @@ def test_root_starts_no_server_in_somebody_elses_folder(typed, foreign):
     assert list(foreign.iterdir()) == []
 
 
-def test_a_server_starts_in_a_pod_beside_a_service_named_redpoll(tmp_path):
+def test_a_server_starts_in_a_pod_beside_a_service_named_redpoll(tmp_path, environment):
     file = tmp_path / "redpoll.toml"
     file.write_text('host = "127.0.0.1"\nport = 0\ncontrol_port = 0\nworkers = 1\n')
     links = {"PORT": "tcp://10.96.12.3:80", "PORT_80_TCP": "tcp://10.96.12.3:80", "PORT_80_TCP_ADDR": "10.96.12.3"}
     links |= {"SERVICE_HOST": "10.96.12.3", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80"}
     command = [sys.executable, "-m", "redpoll", "serve", "--config", str(file), "--data-dir", str(tmp_path / "data")]
-    environment = Server(**links).environment()
     with (
         open(tmp_path / "err", "w") as errors,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+        subprocess.Popen(command, env=environment(**links), stdout=subprocess.PIPE, stderr=errors, text=True) as server,
     ):
         printed = []
         while not printed or (printed[-1] and not printed[-1].startswith("ready ")):
@@ -134,14 +149,14 @@ def test_a_server_starts_in_a_pod_beside_a_service_named_redpoll(tmp_path):
     assert "is not a setting" not in said
 
 
-def test_a_server_whose_standard_streams_are_closed_serves(tmp_path):
+def test_a_server_whose_standard_streams_are_closed_serves(tmp_path, environment):
     """A worker's pipe got number 1, and the ready line went into it."""
     redpoll = f"exec {sys.executable} -m redpoll serve --port 0 --control-port 0 --workers 1 --data-dir data"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        environment = Server().environment() | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-        with subprocess.Popen(["sh", "-c", f"{redpoll} <&- >&- 2>&-"], env=environment, cwd=tmp_path) as server:
+        variables = environment() | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with subprocess.Popen(["sh", "-c", f"{redpoll} <&- >&- 2>&-"], env=variables, cwd=tmp_path) as server:
             try:
                 assert systemd.recv(100) == b"READY=1"
                 assert Path(f"/proc/{server.pid}/fd/1").readlink() == Path(os.devnull)

@@ -84,6 +84,20 @@ def test_folder_of_a_running_server_is_not_copied(typed, app_id, tmp_path):
     assert (result.exit_code, "stop the server first" in result.stderr) == (1, True)
 
 
+def test_a_copy_leaves_a_file_that_another_command_made_while_it_waited(typed, app_id, tmp_path, monkeypatch):
+    source, target = tmp_path / "data" / "redpoll.sqlite", tmp_path / "new" / "redpoll.sqlite"
+
+    def find_it_made(stack, path) -> None:
+        if path == target:
+            path.parent.mkdir()
+            path.write_bytes(b"another's")
+
+    monkeypatch.setattr("redpoll.cli.store._lock", find_it_made)
+    failed = typed("store", "copy", f"sqlite:{source}", f"sqlite:{target}")
+    assert (failed.exit_code, "exists; the target must be a new file" in failed.stderr) == (1, True), failed.output
+    assert target.read_bytes() == b"another's"
+
+
 def test_a_copy_that_failed_leaves_no_file_and_can_be_repeated(typed, app_id, tmp_path):
     source, target = tmp_path / "data" / "redpoll.sqlite", tmp_path / "new" / "redpoll.sqlite"
 

@@ -32,6 +32,7 @@ def test_origins(app):
         (["192.168.*", "shop.example"], [False, False]),
         ([f"{number}.example" for number in range(51)], [True]),
         ("shop.*", [True]),
+        ([""], [True]),
     ],
 )
 def test_origins_that_cannot_be_taken_over_leave_a_new_app_open_and_it_is_said(app, origins, opens):

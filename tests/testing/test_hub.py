@@ -73,6 +73,18 @@ async def test_a_cached_event_comes_before_the_count_and_after_a_gap():
             assert set(names[2:]) == {COUNT}
 
 
+async def test_a_cached_event_with_the_name_of_a_client_event_comes_once():
+    with FakeServer() as server:
+        server.keep_history("cache-", keep=3, replay=3)
+        async with Api(server) as api:
+            for n in range(2):
+                await api.publish("cache-a", "client-n", str(n))
+        client = await Socket.connect(server)
+        await client.subscribe("cache-a")
+        await client.settle()
+        assert [frame["data"] for frame in client.all("client-n")] == ["0", "1"]
+
+
 async def test_a_rule_that_is_added_gives_open_subscriptions_a_position():
     with FakeServer() as server:
         client = await Socket.connect(server, query="protocol=7&recover=1")

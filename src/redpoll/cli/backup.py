@@ -36,7 +36,8 @@ def backup(file: Path, force: bool, settings: config.Settings, as_json: bool) ->
     """Copy the records to FILE, while the server runs: apps, keys, tokens, users, webhooks and their deliveries.
 
     FILE contains secrets and gets mode 0600. It can't be a file that a server itself uses. Histories are in Redis, and
-    the event log in events.sqlite; neither is in FILE. With `database_url`, use pg_dump instead.
+    the event log in events.sqlite; neither is in FILE. A backup that is killed leaves FILE.PID.partial: remove it. With
+    `database_url`, use pg_dump instead.
 
     \b
     Examples:

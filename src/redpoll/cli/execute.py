@@ -17,7 +17,8 @@ from redpoll.config import config, data_files
 
 __all__ = ["ALL_APPS_WITHIN_S", "ask_server", "import_store", "refuse_unused_store", "run"]
 
-# For commands on all apps. Ten thousand take some seconds in one transaction, and minutes in one each on a slow disk.
+# For commands on all apps. Ten thousand apps take seconds in one transaction. With a transaction for each, a slow disk
+# takes minutes.
 ALL_APPS_WITHIN_S: Final = 600.0
 # A server that is just starting owns the folder but takes no commands yet. So does another command, briefly.
 _WAIT_FOR_SERVER_S = 10.0

@@ -72,7 +72,8 @@ def serve(config_path: str | None, **flags: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens those that the caller closed (`>&-`): the first sockets would get their numbers, and what is printed."""
+    """Opens /dev/null for those that the caller closed (`>&-`). Otherwise the first sockets get their numbers, and what
+    is printed."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -83,7 +83,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
                     _lock(stack, new)
                 # The owner of the target's folder opens both files.
                 stack.enter_context(datafolder.as_owner(new.parent))
-                stack.enter_context(_removed_on_failure(new))
+                stack.enter_context(_new_file(new))
             if old is not None:
                 source = _SQLITE + str(_copied(stack, old))
             copied = asyncio.run(_copy(source, target))
@@ -124,9 +124,13 @@ def _lock(stack: contextlib.ExitStack, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
-    """Of a new SQLite file that isn't complete nothing stays: no server may start with it, and the command can be
-    repeated."""
+def _new_file(path: Path) -> Iterator[None]:
+    """Makes the file, and removes it if the copy fails: no server may start with it, and the command can be repeated.
+    Another command may make one of this name at the same time, which stays."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        fail(f"{path} exists; the target must be a new file")
     try:
         yield
     except BaseException:

@@ -77,7 +77,7 @@ def reload(settings: Settings, folder: Path, reread: Callable[[], Settings]) -> 
     try:
         read = reread()
         live = {setting.name for setting in TABLE if setting.is_live}
-        # Whether ports have TLS changes at a restart only. Until then, those that have it need their certificates.
+        # A port gets or loses TLS at a restart only, so until then these settings stay.
         has_certificates = uses_tls(settings) and uses_tls(read)
         if not has_certificates:
             live -= _CERTIFICATE_SETTINGS

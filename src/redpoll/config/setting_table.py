@@ -109,7 +109,7 @@ def without_secrets(settings: Settings) -> Settings:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a server that isn't the operator's: without its settings and without its settings file."""
+    """The environment for a server that isn't the operator's: without the operator's settings and file."""
     return {name: value for name, value in environment.items() if name not in VARIABLES and not name.startswith(PREFIX)}
 
 

@@ -12,7 +12,7 @@ from redpoll.doctor.report import Finding, failed, ok, skipped
 
 __all__ = ["examine_idle"]
 
-# Of a client that was let in. The doctor has no user to sign in.
+# The close code for a client that was let in but didn't sign in. The doctor has no user.
 _NOT_SIGNED_IN: Final = 4009
 
 

@@ -117,6 +117,8 @@ class AppPlan:
         if hosts:
             note = "a page on a port other than 80 and 443 needs its port here: HOST:PORT"
             self.set(theirs, hosts, "allowed_origins", hosts, note, ALL_HOSTS)
+        elif not refused:
+            self.nothing(theirs, value, ALL_HOSTS)
         for entry in refused:
             why = "redpoll takes HOST, *.HOST and HOST:PORT, no other patterns"
             self.nothing(theirs, entry, _joined(why, "" if hosts else ALL_HOSTS))

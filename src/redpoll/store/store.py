@@ -190,8 +190,8 @@ class Store:
     async def note_done(
         self, by: Actor | None, action: str, app_id: str = "", target: str = "", detail: str = ""
     ) -> None:
-        """As `note`, about something that is done already: if the store is away, the process' log has the entry, and
-        nobody is made to do it again."""
+        """As `note`, about something that is done already. If the store is away, the process' log has the entry: an
+        error would make people do it again."""
         try:
             await self.note(by, action, app_id, target, detail)
         except sa.exc.SQLAlchemyError as error:

@@ -18,7 +18,8 @@ __all__ = ["ChannelHistory", "Histories", "Page", "Stored"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message. `before` is the offset of the message before it. `skip` is the socket id that didn't get it."""
+    """A message. `before` is the offset of the message before it. `skip` is the socket id that didn't get it.
+    `by_client`: it is a client event."""
 
     offset: int
     before: int
@@ -26,6 +27,7 @@ class Stored:
     data: str
     user_id: str | None
     skip: str | None
+    by_client: bool
 
     @property
     def message(self) -> StoredMessage:
@@ -89,11 +91,19 @@ class Histories:
         return history
 
     def store(
-        self, app: App, channel: str, event: str, data: str, user_id: str | None, skip: str | None
+        self,
+        app: App,
+        channel: str,
+        event: str,
+        data: str,
+        user_id: str | None = None,
+        skip: str | None = None,
+        *,
+        by_client: bool = False,
     ) -> Stored | None:
         """Stores a published event. None: no rule stores it, or the app has as many histories as it may have."""
         rule = app.history_rule(channel)
-        if rule is None or (event.startswith("client-") and not rule.client_events):
+        if rule is None or (by_client and not rule.client_events):
             return None
         known = self._channels.get(channel)
         if known is None and len(self._channels) >= app.max_history_channels:
@@ -103,7 +113,7 @@ class Histories:
         if history is None:
             # The first message of an epoch follows an offset that no message has.
             history = self._channels[channel] = ChannelHistory(secrets.token_hex(8), rule.era, offset - 1)
-        stored = Stored(offset, history.top, event, data, user_id, skip)
+        stored = Stored(offset, history.top, event, data, user_id, skip, by_client)
         history.top = offset
         history.rows = [*self._fresh(history, rule), stored][-rule.keep :]
         return stored

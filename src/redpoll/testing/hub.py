@@ -200,7 +200,7 @@ class Hub:
         if is_cache(name) and app.cache_ttl_s > 0:
             missed = cached is None
         start = self._start(space, name, join)
-        if start.has_cached or any(not row.event.startswith("client-") for row in start.replayed):
+        if start.has_cached or not all(row.by_client for row in start.replayed):
             # The cached event is the last that a server published, so it is among these messages.
             cached = None
         parts = [
@@ -293,7 +293,7 @@ class Hub:
         self._webhooks.client_event(space.app, effect, sender)
         # First: a test may ask as soon as its client has the event.
         self._recorder.add(Published(effect.event, effect.channel, effect.data, sender=sender, user_id=effect.user_id))
-        self._deliver(space, effect.channel, effect.event, effect.data, effect.user_id, sender)
+        self._deliver(space, effect.channel, effect.event, effect.data, effect.user_id, sender, by_client=True)
 
     def _history(self, client: Client, space: Space, effect: Effect) -> None:
         assert isinstance(effect, AskHistory)
@@ -346,8 +346,18 @@ class Hub:
         self._recorder.add(Published(event, channel, data, excluded, correlation_id))
         self._deliver(space, channel, event, data, None, excluded)
 
-    def _deliver(self, space: Space, name: str, event: str, data: str, user_id: str | None, skip: str | None) -> None:
-        stored = space.histories.store(space.app, name, event, data, user_id, skip)
+    def _deliver(
+        self,
+        space: Space,
+        name: str,
+        event: str,
+        data: str,
+        user_id: str | None,
+        skip: str | None,
+        *,
+        by_client: bool = False,
+    ) -> None:
+        stored = space.histories.store(space.app, name, event, data, user_id, skip, by_client=by_client)
         channel = space.channels.get(name)
         pace = space.app.pace(name)
         offset = stored.offset if stored is not None else None

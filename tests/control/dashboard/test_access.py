@@ -166,6 +166,11 @@ async def test_errors_are_pages_for_people_and_json_for_programs(browser):
     assert b"There is no app with this id" in page.body
     assert (await browser.get("/dashboard/none")).headers["content-type"] == "text/html; charset=utf-8"
     assert (await browser.get("/api/v1/none")).headers["content-type"] == "application/json"
+    # A page's own scripts are programs; htmx puts the answer into the page.
+    script = {"X-CSRF-Token": browser.csrf}
+    assert (await browser.get("/dashboard/none", **script)).headers["content-type"] == "application/json"
+    page = await browser.get("/dashboard/none", **script, **{"HX-Request": "true"})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
 
 
 async def test_form_of_an_earlier_session_is_offered_again(plane, browser):

@@ -26,8 +26,8 @@ __all__ = ["ChannelPages", "words_of"]
 
 _PAGE: Final = 100
 _MAX_MEMBERS: Final = 500
-# The list of an open page is made anew after this time, and not before twenty times the time that it took: of a million
-# channels it takes a second of the control plane.
+# An open page asks for the list again after this time, or after twenty times the time that it took, if that is longer:
+# a list of a million channels takes a second of the control plane.
 _REFRESH_S: Final = 5
 _PAUSES: Final = 20
 
@@ -62,7 +62,8 @@ class ChannelPages:
         except Unavailable as error:
             fault = str(error)
         here = f"/dashboard/apps/{app.id}/channels?{urlencode({'prefix': prefix, 'page': part.at})}"
-        refresh_s = max(_REFRESH_S, math.ceil(_PAUSES * (monotonic() - began_s)))
+        took_s = monotonic() - began_s
+        refresh_s = _REFRESH_S if fault else max(_REFRESH_S, math.ceil(_PAUSES * took_s))
         return visit.page(
             "channels.html", app=app, rows=rows, part=part, prefix=prefix, fault=fault, here=here, refresh_s=refresh_s
         )

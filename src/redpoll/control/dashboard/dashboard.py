@@ -58,6 +58,7 @@ _TITLES: Final = {
     403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
+    409: "Not done",
     413: "Too large",
     429: "Too many requests",
     500: "Internal error",
@@ -188,8 +189,11 @@ class Dashboard:
         return redirect(HOME)
 
     def fault(self, request: Request, error: ApiError, status: int = 0) -> Response | None:
-        """The error page for a dashboard request; None for other requests, which get the API's error body."""
+        """The error page for a dashboard request; None for other requests, which get the API's error body, and for
+        those of a page's own scripts."""
         if request.path != HOME and not request.path.startswith(f"{HOME}/"):
+            return None
+        if "X-CSRF-Token" in request.headers and "HX-Request" not in request.headers:
             return None
         status = status or error.status
         text = error.message[:1].upper() + error.message[1:]

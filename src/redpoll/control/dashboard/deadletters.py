@@ -116,6 +116,9 @@ class DeadLetterPages:
         if not form.good:
             return await self._page(visit, app, form, 422)
         endpoint_id, newest = form.text("endpoint") or None, position_of(form.text("newest"))
+        if newest is None:
+            form.fault("", "This page is of an earlier version, and doesn't say what it showed. Try again.")
+            return await self._page(visit, app, form, 422)
         depths = await self._webhooks.depths(app.id)
         total = sum(depth.failed for counted_id, depth in depths.items() if endpoint_id in (None, counted_id))
 
@@ -124,7 +127,7 @@ class DeadLetterPages:
 
         async def work(progress: Progress) -> str:
             # In chunks, to show the progress.
-            before = (newest[0], newest[1] + 1) if newest else None
+            before = (newest[0], newest[1] + 1)
             while chunk := await self._webhooks.deliveries(
                 app.id, endpoint_id=endpoint_id, states=("failed",), limit=_CHUNK, before=before
             ):

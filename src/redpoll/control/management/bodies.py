@@ -367,7 +367,8 @@ class WebhookList(msgspec.Struct):
 
 
 class TokenList(msgspec.Struct):
-    """The tokens of an app, oldest first: expired and revoked ones too, for ninety days."""
+    """The tokens of an app, oldest first: expired and revoked ones too, for ninety days, and of the expired ones the
+    newest thousand."""
 
     tokens: list[ManagedToken]
 

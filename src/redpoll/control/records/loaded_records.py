@@ -296,9 +296,9 @@ class LoadedRecords:
     def _expired_before(self, app_id: str | None) -> float:
         """Tokens of the app that expired before this time are forgotten. That is safe at any time: a control plane that
         reads no changes knows itself when they expire. Revocations it must read, so they stay in the store longer."""
-        now_s = self._clock()
-        expired = [token.lasts_until for token in self.tokens_by_app.get(app_id, {}).values()]
-        expired = sorted(until for until in expired if until <= now_s)
+        now_s, before = self._clock(), self._forgotten_before()
+        tokens = self.tokens_by_app.get(app_id, {}).values()
+        expired = sorted(one.lasts_until for one in tokens if one.lasts_until <= now_s and one.ends_at >= before)
         return expired[-MAX_EXPIRED] if len(expired) > MAX_EXPIRED else -math.inf
 
     async def _remove_ended(self, connection: AsyncConnection, app_ids: Collection[str | None]) -> None:

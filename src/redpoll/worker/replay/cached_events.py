@@ -76,8 +76,8 @@ class CachedEvents:
         if isinstance(outcome, Page):
             cached = {replay.cached for replay in self._waiting[search] if replay.cached}
             rows = [row for row in outcome.rows if row.offset <= search.until]
-            # One of them is the cached event of one of the replays, or older. So those of the others are among these
-            # messages or come after them.
+            # All these replays send these messages, and with a server's event among them none needs its cached event
+            # before.
             found = any(is_by_server(row, one) for row in rows for one in cached)
             at = outcome.rows[-1].offset if outcome.rows else search.until
             wanted = any(replay.state is State.SEARCHING for replay in self._waiting[search])
