@@ -581,7 +581,10 @@ cdef class WebSocket(Sink):
 
     def upgrade(self, bytes received not None):
         """A request on an HTTP connection asks for a WebSocket: `received` is its head and what follows."""
-        if self.state != STATE_HTTP or not self.is_attached():
+        if not self.is_attached():
+            # The client has gone, and the loop hasn't said so yet.
+            return
+        if self.state != STATE_HTTP:
             raise RuntimeError("no HTTP connection to upgrade")
         # Bytes behind an unanswered request had paused it.
         self.resume_reading()

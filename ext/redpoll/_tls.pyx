@@ -256,7 +256,8 @@ cdef class TlsSocket(Transport):
         if result == 2 and self.state != STATE_LOST:
             # The alert says why.
             self.begin_closing()
-        if result != 1:
+        if result != 1 or self.state != STATE_OPEN:
+            # Also if it was lost while its last bytes were sent: socket_lost() settles it.
             return 0
         self.settle(None)
         if self.state == STATE_OPEN:

@@ -239,6 +239,18 @@ def test_an_http_connection_answers_again_and_again_and_may_become_a_websocket(
     ws.connection_lost(None)
 
 
+def test_an_upgrade_of_a_client_that_has_gone_does_nothing(recorder, fake_transport, flusher, head):
+    """It was pipelined after a request whose answer came after the reset."""
+    ws, transport = recorder(flusher), fake_transport()
+    ws.on["head"] = lambda _head: ws.serve_http()
+    ws.connection_made(transport)
+    ws.hear(b"GET / HTTP/1.1\r\n\r\n")
+    ws.connection_lost(None)
+    heard = [*ws.heard]
+    ws.upgrade(head)
+    assert (ws.heard, transport.take()) == (heard, b"")
+
+
 def test_an_http_connection_ends_after_its_last_answer(recorder, fake_transport, flusher):
     ws, transport = recorder(flusher), fake_transport()
     ws.on["head"] = lambda _head: ws.serve_http()

@@ -7,7 +7,9 @@ import os
 import select
 import socket
 import ssl
+import struct
 import time
+from functools import partial
 
 import pytest
 
@@ -330,6 +332,32 @@ async def test_a_handshake_can_be_given_up(served, wait_until):
     served.sockets[0].abort()
     await wait_until(lambda: served.settled == ["closed before its handshake was complete"])
     assert ws.heard == []
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_that_resets_with_the_handshakes_last_bytes_is_not_lost_without_having_been_made(
+    served, wait_until, version
+):
+    """As HAProxy's checks do. Each made the worker's count of connections one too small, for ever."""
+    served.trusting.maximum_version = version
+    ws, client = served.accept()
+    told = []
+    ws.on = {name: partial(told.append, name) for name in ("connected", "released")}
+    await client.send()
+    last = b""
+    while not last:
+        assert await client.receive()
+        client.step(client.tls.do_handshake)
+        last = client.word()
+    client.sock.send(last)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.sock.close()
+    await wait_until(lambda: served.settled and served.poller.sockets == 0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    # Whether something is sent after the client's last bytes depends on the version and on who keeps the ticket.
+    made = ["connected", "released"] if served.settled == [None] else []
+    assert told == made
 
 
 async def test_a_tampered_record_closes(served, head, wait_until):

@@ -36,8 +36,9 @@ __all__ = [
 # Bounds of a page, which Redis reads in one step. A single message may have more bytes.
 MAX_PAGE_ROWS: Final = 64
 MAX_PAGE_BYTES: Final = 128 * 1024
-# Bounds one call of the script locate.
+# Bound one call of the script locate: Redis copies the messages that it counts.
 _MAX_LOCATED: Final = 256
+_MAX_LOCATED_BYTES: Final = 128 * 1024
 # Greater than any offset. Numbers up to it are exact in Lua; clients may send any.
 _MAX_OFFSET: Final = 2**53
 # Pages awaited at a time. Together with rosters and cached events (membership/sync.py) they stay below the bytes that
@@ -192,7 +193,7 @@ class History:
         elif after_ms:
             asyncio.get_running_loop().call_soon(done, int(after_ms * 1000))
         else:
-            self._run(LOCATE, names, ("+", 0, f"{seconds:.6f}"), partial(self._located, done))
+            self._run(LOCATE, names, ("+", 0, f"{seconds:.6f}", 0), partial(self._located, done))
 
     async def read(
         self,
@@ -309,15 +310,15 @@ class History:
         done(int(reply[0]) if isinstance(reply, list) else reply)
 
     def _step_back(self, names: list[bytes], start: bytes | str, left: int, done: Done) -> None:
-        args = (start, min(left, _MAX_LOCATED), 0)
+        args = (start, min(left, _MAX_LOCATED), 0, _MAX_LOCATED_BYTES)
         self._run(LOCATE, names, args, partial(self._stepped, names, left, done))
 
     def _stepped(self, names: list[bytes], left: int, done: Done, reply: Any) -> None:
         if not isinstance(reply, list):
             done(reply)
             return
-        offset, seen = reply
-        if seen == _MAX_LOCATED and left > seen:
+        offset, seen, more = reply
+        if more and left > seen:
             self._step_back(names, offset, left - seen, done)
         else:
             done(int(offset))

@@ -62,6 +62,23 @@ async def test_connection_beyond_the_limit_is_turned_away_for_good_once_all_work
     assert codes(b) == [200, 4004]
 
 
+async def test_connection_that_leaves_when_its_place_is_found_takes_only_its_own(
+    a, link, keys, wait_until, monkeypatch
+):
+    """Those of the same answer that were counted after it were missing in Redis, so the app could have too many."""
+    admitted = a.sockets.admitted
+
+    def admitted_and_gone(join):
+        admitted(join)
+        if join is first:
+            a.registry.connection_limit.depart("7")
+
+    monkeypatch.setattr(a.sockets, "admitted", admitted_and_gone)
+    first, *others = [a.connect() for _ in range(3)]
+    await wait_until(answered(*((a, join) for join in (first, *others))))
+    await until_in_redis(link, keys, 2)
+
+
 async def test_place_that_becomes_free_is_given_to_a_waiting_connection(start_worker, make_app, wait_until):
     a = await start_worker(1)
     # It beats once: no later beat of it can decide that the app is full.

@@ -136,6 +136,26 @@ async def test_connection_closed_right_after_the_greeting_is_replaced(redis, mon
     await link.close()
 
 
+async def test_link_that_is_closed_while_it_is_greeted_leaves_no_connection():
+    """Its socket stayed open for ever: one at each fail-over from a master that hung."""
+    greeted, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.read(1)
+        greeted.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as hung:
+        link = Link(f"redis://127.0.0.1:{hung.sockets[0].getsockname()[1]}")
+        link.start()
+        async with asyncio.timeout(60):
+            await greeted.wait()
+            await link.close()
+            await ended.wait()
+
+
 async def test_connection_to_a_redis_that_answers_nothing_is_replaced(own_redis, wait_until):
     """Of each link, because its owner may ask nothing meanwhile."""
     link = Link(own_redis.url, first_delay_s=0.01, max_delay_s=0.05, look_every_s=0.05, max_unanswered_looks=10)

@@ -698,8 +698,10 @@ class Story:
         rows = [(int(flat[at]), int(flat[at + 1]), flat[at + 2][9:].decode()) for at in range(0, len(flat), 3)]
         return epoch, int(top), more, rows
 
-    async def locate(self, n, start="+", seconds=0) -> list[int]:
-        return [int(number) for number in await self.link.execute(LOCATE, (self.h, self.hm), (start, n, seconds))]
+    async def locate(self, n, start="+", seconds=0, most=100_000) -> list[int]:
+        """The offset, how many messages were counted, and whether there may be more."""
+        reply = await self.link.execute(LOCATE, (self.h, self.hm), (start, n, seconds, most))
+        return [int(number) for number in reply]
 
 
 @pytest.fixture
@@ -756,7 +758,7 @@ async def test_message_older_than_the_rule_says_is_hidden_at_once_and_trimmed_by
     second = int((await story.publish("b", seconds=3_600))[2])
     assert await link.ask(b"XLEN", story.h) == 2
     assert await story.read() == (b"E1", second, 0, [(second, first, "b")])
-    assert await story.locate(9) == [first, 1]
+    assert await story.locate(9) == [first, 1, 0]
     await link.ask(b"HSET", story.hm, b"x", 0)
     third = int((await story.publish("c", seconds=3_600))[2])
     assert await link.ask(b"XLEN", story.h) == 2
@@ -800,15 +802,24 @@ async def test_page_is_bounded_by_count_and_by_bytes_and_says_if_there_is_more(s
 
 
 async def test_last_messages_begin_after_the_offset_that_locate_finds(story, link):
-    assert await story.locate(3) == [0, 0]
+    assert await story.locate(3) == [0, 0, 0]
     offsets = [int((await story.publish(str(n)))[2]) for n in range(10)]
-    assert await story.locate(3) == [offsets[6], 3]
-    assert await story.locate(3, start=offsets[6]) == [offsets[3], 3]
-    assert await story.locate(99) == [offsets[0] - 1, 10]
-    assert await story.locate(5, start=1) == [1, 0]
+    assert await story.locate(3) == [offsets[6], 3, 1]
+    assert await story.locate(3, start=offsets[6]) == [offsets[3], 3, 1]
+    assert await story.locate(99) == [offsets[0] - 1, 10, 0]
+    assert await story.locate(5, start=1) == [1, 0, 0]
     before_ms = await now_ms(link)
     ago = (await story.locate(0, seconds=30))[0]
     assert before_ms - 30_000 <= ago / 1000 < await now_ms(link) - 30_000 + 1
+
+
+async def test_locate_reads_no_more_than_it_may_and_is_called_again_for_the_rest(story):
+    """It had Redis copy up to 256 messages of up to 256 KiB in one step."""
+    offsets = [int((await story.publish("x" * 1_000))[2]) for _ in range(50)]
+    assert await story.locate(40, most=10_000) == [offsets[33], 16, 1]
+    assert await story.locate(24, start=offsets[33], most=10_000) == [offsets[17], 16, 1]
+    assert await story.locate(8, start=offsets[17], most=10_000) == [offsets[9], 8, 1]
+    assert await story.locate(40, most=20_000) == [offsets[17], 32, 1]
 
 
 async def test_channel_beyond_the_cap_is_sent_live_only_until_another_expires(link, keys):

@@ -72,12 +72,19 @@ if (lost > 0 or ARGV[1] ~= '') and redis.call('EXISTS', KEYS[2]) == 1 then
 end
 
 local rows, bytes = {}, 0
-if length > 0 then
-  local from = ARGV[6] == '' and '-' or '(' .. ARGV[6] .. '-0'
-  for _, row in ipairs(redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', ARGV[4])) do
+local from = ARGV[6] == '' and '-' or '(' .. ARGV[6] .. '-0'
+local left_rows = length > 0 and tonumber(ARGV[4]) or 0
+-- A few at a time, so that large rows cost little more than what is returned.
+while left_rows > 0 and bytes <= tonumber(ARGV[5]) do
+  local asked = math.min(16, left_rows)
+  local share = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', asked)
+  for _, row in ipairs(share) do
     if bytes > tonumber(ARGV[5]) then break end
     for _, part in ipairs(row[2]) do bytes = bytes + #part end
     rows[#rows + 1] = row
   end
+  if #share < asked then break end
+  left_rows = left_rows - asked
+  from = '(' .. share[asked][1]
 end
 return {rows, length, left, #due / 2, lost}

@@ -150,6 +150,9 @@ class ConnectionLimit:
         app_id = local_channel.app_id
         for join in joined:
             self._admit(app_id, join)
+        if local_channel.attached != self._connections.get(app_id, 0):
+            # One that was refused a moment later had noted only those that were counted before it.
+            self._update(app_id)
         if app_id not in self._limits:
             for join in refused:
                 self._admit(app_id, join)

@@ -353,6 +353,10 @@ class Link:
                     reason = connection.lost_reason or reason
                     connection.lose("the handshake failed")
                 log.warning("redis unreachable", reason=reason)
+            except asyncio.CancelledError:
+                if connection is not None:
+                    connection.lose("closed by us")
+                raise
             else:
                 self.connects += 1
                 self.connection = connection
