@@ -1,5 +1,6 @@
 """What `deploy/release-check` refuses to publish, the licence in everything that is published, and the issue forms."""
 
+import json
 import re
 import tomllib
 from importlib.machinery import SourceFileLoader
@@ -36,8 +37,12 @@ def test_placeholders_are_not_published():
 
 def test_licence_is_the_same_everywhere():
     assert (ROOT / "LICENSE").read_text().startswith("MIT License\n\nCopyright (c) 2026 the redpoll authors\n")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
+    for package in (ROOT, ROOT / "src" / "redpoll_client"):
+        project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
+    for package in ("redpoll_client", "redpoll_js"):
+        assert (ROOT / "src" / package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert json.loads((ROOT / "src" / "redpoll_js" / "package.json").read_text())["license"] == "MIT"
     assert 'org.opencontainers.image.licenses="MIT"' in (ROOT / "Dockerfile").read_text()
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "redpoll" / "Chart.yaml").read_text())
     assert chart["annotations"]["artifacthub.io/license"] == "MIT"
