@@ -326,14 +326,19 @@ def _subscribing(name: str, url: str, events: int, connections: int) -> dict[str
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-m", "bench.python_client", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        batch = [{"channel": "bench-0", "name": "n", "data": DATA}] * 10
-        with Publisher(url=url) as publisher:
-            for _ in range(events // 10):
-                publisher.trigger_batch(batch)
-            publisher.trigger_batch(batch[: events % 10])
-        result: dict[str, float] = json.loads(process.stdout.readline())
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            batch = [{"channel": "bench-0", "name": "n", "data": DATA}] * 10
+            with Publisher(url=url) as publisher:
+                for _ in range(events // 10):
+                    publisher.trigger_batch(batch)
+                publisher.trigger_batch(batch[: events % 10])
+            result: dict[str, float] = json.loads(process.stdout.readline())
+        except BaseException:
+            # It would wait for events for ever.
+            process.kill()
+            raise
     return result
 
 

@@ -567,7 +567,7 @@ def main() -> None:
         settings |= {"activity_timeout_s": 1_000, "max_connections_per_address": 0}
         with Server(workers=options.workers, files=(files, files), **settings) as server:
             crowd = uvloop.run(run(options, plan, server, program))
-            # `run` has a handler of its own, and ends with that of the system.
+            # uvloop has removed `run`'s handler, and set the system's.
             signal.signal(signal.SIGTERM, end_on_signal)
             figures = figures_of(crowd, (server.folder / "err").read_text(errors="replace"))
     title = f"redpoll, {options.workers} workers: {options.connections:,} connections; latency of the API"

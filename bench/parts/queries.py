@@ -211,7 +211,7 @@ async def measure(port: int, kinds: list[str]) -> list[dict[str, object]]:
         waits_end.recv()
         asked_end, asked_result = context.Pipe(duplex=False)
         go = context.Event()
-        asker = context.Process(target=ask, args=(port, kind, go, asked_result))
+        asker = context.Process(target=ask, args=(port, kind, go, asked_result), daemon=True)
         if kind != "nothing":
             asker.start()
         # After a fork the first write to each page of memory costs a copy.

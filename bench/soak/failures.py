@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,13 +46,19 @@ def main() -> None:
         figures = Path(folder) / "figures"
         environment = {**os.environ, "FAILURES_FIGURES": str(figures)}
         command = [sys.executable, "-m", "pytest", "-q", "--long", *files]
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as tests:
+            try:
+                code = tests.wait()
+            except BaseException:
+                # They end their servers themselves.
+                tests.send_signal(signal.SIGINT)
+                raise
         noted = json.loads(figures.read_text()) if figures.exists() else []
     print()
     print_table(["failure", "what", "figure", "goal"], noted)
     if options.json is not None:
         save(options.json, "failures", {"rows": noted})
-    raise SystemExit(done.returncode)
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

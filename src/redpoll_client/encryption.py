@@ -50,7 +50,7 @@ def encrypt(text: str, key: bytes, publish_id: str | None = None) -> str:
     """The data to publish: JSON with `nonce` and `ciphertext`, both base64.
 
     The nonce is random, or derived from the text and `publish_id`. So a repeated publish is the same request, and
-    another text never gets the same nonce.
+    another text never gets the same nonce. Equal texts of one channel with the same id look equal.
     """
     nonce = None
     if publish_id is not None:

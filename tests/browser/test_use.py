@@ -164,6 +164,7 @@ async def test_console_goes_on_when_only_the_publish_is_refused(
     """An admin who was made a viewer read that the session had ended."""
     once = command(life.server, "user", "create", "wanda", "--role", "admin")["password"]
     page = await (await browser.new_context()).new_page()
+    page.set_default_timeout(PATIENCE_MS)
     await page.goto(life.server.control_url)
     await page.fill("#name", "wanda")
     await page.fill("#password", once)

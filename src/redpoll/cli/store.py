@@ -126,7 +126,7 @@ def _lock(stack: contextlib.ExitStack, path: Path) -> None:
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[None]:
     """Makes the file, and removes it if the copy fails: no server may start with it, and the command can be repeated.
-    Another command may make one of this name at the same time, which stays."""
+    If another command made the file meanwhile, that file stays."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     except FileExistsError:

@@ -20,15 +20,13 @@ class History:
         self.asked: list = []
         self.times = 0
         self.located: list[tuple[int, int]] = []
-        self.dones: list = []
 
     def page_before(self, app_id, channel, before, done) -> None:
         self.times += 1
         self.asked.append((before, done))
 
-    def locate(self, app_id, channel, done, *, count=0, seconds=0) -> None:
+    def locate(self, app_id, channel, done, *, count, seconds) -> None:
         self.located.append((count, seconds))
-        self.dones.append(done)
 
     def answer_all(self) -> None:
         while self.asked:
@@ -110,17 +108,3 @@ def test_channels_without_a_rate_and_periods_are_located_by_redis():
     for replay in (Replay(None, 3), Replay(PACE, 0)):
         Locating(history).locate(replay, replay.done)
     assert history.located == [(3, 0), (0, 60)]
-
-
-def test_equal_questions_to_redis_share_an_answer():
-    history = History(rows("a"))
-    locating = Locating(history)
-    replays = [Replay(None, 3), Replay(None, 3, recovers=True), Replay(None, 2)]
-    for replay in replays:
-        replay.local_channel = replays[0].local_channel
-        locating.locate(replay, replay.done)
-    assert history.located == [(3, 0), (2, 0)]
-    history.dones[0](7)
-    assert [replay.since for replay in replays] == [7, 7, None]
-    locating.locate(replays[0], replays[0].done)
-    assert history.located == [(3, 0), (2, 0), (3, 0)]

@@ -151,7 +151,7 @@ class ConnectionLimit:
         for join in joined:
             self._admit(app_id, join)
         if local_channel.attached != self._connections.get(app_id, 0):
-            # One that was refused a moment later had noted only those that were counted before it.
+            # One of them left at once, and `depart` noted only those that were counted so far.
             self._update(app_id)
         if app_id not in self._limits:
             for join in refused:

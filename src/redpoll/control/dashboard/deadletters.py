@@ -117,7 +117,7 @@ class DeadLetterPages:
             return await self._page(visit, app, form, 422)
         endpoint_id, newest = form.text("endpoint") or None, position_of(form.text("newest"))
         if newest is None:
-            form.fault("", "This page is of an earlier version, and doesn't say what it showed. Try again.")
+            form.fault("", "This page doesn't say what it showed. Try again.")
             return await self._page(visit, app, form, 422)
         depths = await self._webhooks.depths(app.id)
         total = sum(depth.failed for counted_id, depth in depths.items() if endpoint_id in (None, counted_id))

@@ -1,6 +1,6 @@
-"""Finds where the last events of a channel begin; on a channel with a rate, as they are after joining.
+"""Finds where the last events of a channel with a rate begin, as they are after joining.
 
-There a text may have thousands of parts, so the history is read backwards, page by page, until enough events are there.
+A text may have thousands of parts, so the history is read backwards, page by page, until enough events are there.
 Replays that ask for the same at one time share a reading.
 """
 
@@ -24,12 +24,12 @@ __all__ = ["Locating"]
 
 
 class _Reading(NamedTuple):
-    """What is looked for. Equal ones share a reading. `pace` is None on a channel without a rate."""
+    """What is looked for. Equal ones share a reading."""
 
     local_channel: LocalChannel
+    pace: Pace
     wanted: int
-    pace: Pace | None = None
-    neighbours: bool = False
+    neighbours: bool
 
 
 class Locating:
@@ -45,14 +45,12 @@ class Locating:
         local_channel, (count, seconds) = replay.local_channel, replay.look_back
         readers = local_channel.audience.readers
         pacing = readers.pacing if readers is not None else None
-        if not count:
-            self._history.locate(local_channel.app_id, local_channel.channel, done, seconds=seconds)
-        elif pacing is None:
-            self._join(_Reading(local_channel, count), done)
-        else:
+        if count and pacing is not None:
             # `neighbours` as in Joiner.
-            reading = _Reading(local_channel, count, pacing.pace, replay.recovers)
+            reading = _Reading(local_channel, pacing.pace, count, replay.recovers)
             self._join(reading, partial(self._located, replay, pacing, done))
+        else:
+            self._history.locate(local_channel.app_id, local_channel.channel, done, count=count, seconds=seconds)
 
     def _located(self, replay: Replay, pacing: ChannelPacing, done: Done, outcome: Any) -> None:
         if isinstance(outcome, Located):
@@ -66,26 +64,19 @@ class Locating:
             waiting.append(done)
             return
         self._waiting[reading] = [done]
-        channel, pace, wanted = reading.local_channel, reading.pace, reading.wanted
-        if pace is None:
-            self._history.locate(channel.app_id, channel.channel, partial(self._finish, reading), count=wanted)
-        else:
-            self._read(reading, pace, LastJoined(pace, wanted, reading.neighbours), None)
+        self._read(reading, LastJoined(reading.pace, reading.wanted, reading.neighbours), None)
 
-    def _read(self, reading: _Reading, pace: Pace, last: LastJoined, before: int | None) -> None:
+    def _read(self, reading: _Reading, last: LastJoined, before: int | None) -> None:
         local_channel = reading.local_channel
-        answered = partial(self._answered, reading, pace, last)
+        answered = partial(self._answered, reading, last)
         self._history.page_before(local_channel.app_id, local_channel.channel, before, answered)
 
-    def _answered(self, reading: _Reading, pace: Pace, last: LastJoined, outcome: Any) -> None:
+    def _answered(self, reading: _Reading, last: LastJoined, outcome: Any) -> None:
         if isinstance(outcome, Page):
-            last.add(part_of(pace, row.envelope()) for row in reversed(outcome.rows))
+            last.add(part_of(reading.pace, row.envelope()) for row in reversed(outcome.rows))
             if not last.complete and outcome.more and outcome.rows:
-                self._read(reading, pace, last, outcome.rows[0].offset)
+                self._read(reading, last, outcome.rows[0].offset)
                 return
             outcome = Located(last.since, frozenset(last.keys), last.mixed_until)
-        self._finish(reading, outcome)
-
-    def _finish(self, reading: _Reading, outcome: Any) -> None:
         for done in self._waiting.pop(reading):
             done(outcome)
