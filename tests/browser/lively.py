@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 from click.testing import CliRunner
-from playwright.async_api import Browser, BrowserContext, expect
+from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
@@ -175,6 +175,19 @@ async def lively(sockets: int = 12) -> AsyncIterator[Lively]:
             )
             for socket in held:
                 await socket.close()
+
+
+async def log_in_once(page: Page, server: Server, name: str, once: str, password: str) -> None:
+    """The first login with a one-time password, which asks for a new one."""
+    await page.goto(server.control_url)
+    await page.fill("#name", name)
+    await page.fill("#password", once)
+    await page.get_by_role("button", name="Log in").click()
+    await page.fill("#old_password", once)
+    await page.fill("#new_password", password)
+    await page.fill("#new_password_again", password)
+    await page.get_by_role("button", name="Save password").click()
+    await expect(page.get_by_role("navigation", name="Main")).to_be_visible()
 
 
 @asynccontextmanager

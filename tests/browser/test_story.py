@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 from playwright.async_api import expect
 
-from browser.lively import PATIENCE_MS
+from browser.lively import PATIENCE_MS, log_in_once
 from browser.watch import Watch
 from helpers.browser import chromium
 from helpers.server import Server
@@ -86,16 +86,8 @@ async def test_first_login_to_retried_dead_letter() -> None:
             # The first login asks for a new password.
             once = (server.folder / "data" / "first-login").read_text().split()[-1]
             assert once not in server.output()
-            await page.goto(server.control_url)
-            await page.fill("#name", "admin")
-            await page.fill("#password", once)
-            await page.get_by_role("button", name="Log in").click()
-            await page.fill("#old_password", once)
-            await page.fill("#new_password", NEW_PASSWORD)
-            await page.fill("#new_password_again", NEW_PASSWORD)
-            await page.get_by_role("button", name="Save password").click()
+            await log_in_once(page, server, "admin", once, NEW_PASSWORD)
             await expect(page.get_by_text("one-time password")).to_have_count(0)
-            await expect(page.get_by_role("navigation", name="Main")).to_be_visible()
             assert not (server.folder / "data" / "first-login").exists()
 
             # An app, and its keys.

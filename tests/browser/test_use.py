@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS, Lively, command, lively, logged_in
+from browser.lively import PASSWORD, PATIENCE_MS, Lively, command, lively, log_in_once, logged_in
 from browser.watch import Watch
 from helpers.broken_proxy import BrokenProxy
 from helpers.browser import chromium
@@ -165,15 +165,7 @@ async def test_console_goes_on_when_only_the_publish_is_refused(
     once = command(life.server, "user", "create", "wanda", "--role", "admin")["password"]
     page = await (await browser.new_context()).new_page()
     page.set_default_timeout(PATIENCE_MS)
-    await page.goto(life.server.control_url)
-    await page.fill("#name", "wanda")
-    await page.fill("#password", once)
-    await page.get_by_role("button", name="Log in").click()
-    await page.fill("#old_password", once)
-    await page.fill("#new_password", PASSWORD)
-    await page.fill("#new_password_again", PASSWORD)
-    await page.get_by_role("button", name="Save password").click()
-    await expect(page.get_by_role("navigation", name="Main")).to_be_visible()
+    await log_in_once(page, life.server, "wanda", once, PASSWORD)
     await page.goto(life.server.control_url + life.paths["console"])
     await expect(page.locator("#console-state")).to_have_text("Live")
     users = await context.new_page()

@@ -347,16 +347,14 @@ class Link:
                     raise OSError("closed after the greeting")
                 if self._is_answered_last:
                     connection.be_answered_last()
-            except (OSError, TimeoutError, LinkDown, hiredis.ReplyError) as error:
+            except (OSError, TimeoutError, LinkDown, hiredis.ReplyError, asyncio.CancelledError) as error:
                 reason = str(error) or type(error).__name__
                 if connection is not None:
                     reason = connection.lost_reason or reason
                     connection.lose("the handshake failed")
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 log.warning("redis unreachable", reason=reason)
-            except asyncio.CancelledError:
-                if connection is not None:
-                    connection.lose("closed by us")
-                raise
             else:
                 self.connects += 1
                 self.connection = connection
@@ -405,13 +403,11 @@ class Link:
         loop = asyncio.get_running_loop()
         server = self._server
         if server.path is not None:
-            _, connection = await loop.create_unix_connection(lambda: RedisConnection(self), server.path)
-            return connection
+            return (await loop.create_unix_connection(lambda: RedisConnection(self), server.path))[1]
         host, port = self._address = await self._sentinels.master() if self._sentinels else server.hosts[0]
         # The files may have been replaced since the last connection.
         context = server.tls_context()
-        _, connection = await loop.create_connection(lambda: RedisConnection(self), host, port, ssl=context)
-        return connection
+        return (await loop.create_connection(lambda: RedisConnection(self), host, port, ssl=context))[1]
 
     async def _greet(self, connection: RedisConnection) -> None:
         server = self._server

@@ -367,8 +367,7 @@ class WebhookList(msgspec.Struct):
 
 
 class TokenList(msgspec.Struct):
-    """The tokens of an app, oldest first: expired and revoked ones too, for ninety days, and of the expired ones the
-    newest thousand."""
+    """The tokens of an app, oldest first. Ended ones for ninety days, of the expired ones the newest thousand."""
 
     tokens: list[ManagedToken]
 
