@@ -9,6 +9,10 @@ from redpoll.cluster.redis.keys import SHARDS, Keys, shard_of_name
 class Link:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[bytes]]] = []
+        self.usable = True
+
+    def is_usable(self, shard) -> bool:
+        return self.usable
 
     def subscribe(self, topics, done) -> None:
         self.calls.append(("subscribe", list(topics)))
@@ -74,13 +78,23 @@ async def test_topic_of_a_channel_that_is_held_stays_subscribed(table):
     assert table.link.calls == [("subscribe", [listener.topic])]
 
 
+async def test_topic_that_nobody_hears_any_more_is_unsubscribed_also_by_a_fenced_worker(table):
+    """It got every event of the topic until the connection broke."""
+    listener = table.add("a")
+    table.sending.clear()
+    table.listening.remove(listener)
+    assert table.link.calls == [("subscribe", [listener.topic]), ("unsubscribe", [listener.topic])]
+
+
 async def test_nothing_is_sent_while_redis_is_away(table, wait_until):
     shards = set(table.sending)
     table.sending.clear()
+    table.link.usable = False
     listener, gone = table.add("a"), table.add("b")
     assert listener.told == []
     table.listening.remove(gone)
     table.sending.update(shards)
+    table.link.usable = True
     table.listening.connected(shards)
     await wait_until(lambda: listener.told == ["subscribed"])
     assert table.link.calls == [("subscribe", [listener.topic])]

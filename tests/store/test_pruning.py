@@ -40,6 +40,16 @@ async def test_call_from_while_the_clock_was_behind_takes_none_of_the_others_wit
     assert await numbers(log) == [502, 501, 500]
 
 
+async def test_spans_without_a_call_go_after_a_day_at_the_latest(log):
+    """A leader has the spans of the webhooks of calls that other nodes have."""
+    await log.prune(1_000_000)
+    await log.write(batch(call(2, app_id="2")), [span_of(tid(1), "1", 1_000_001, "webhook", {})])
+    later_ms = 1_000_002 + int(DAY_S * 1000)
+    assert later_ms - 1_000_000 > 86_400_000
+    await log.prune(later_ms)
+    assert (await log.trace("1", tid(1)))[1] == []
+
+
 async def test_flood_of_one_app_removes_no_row_of_another(tmp_path):
     log = await EventLog.open(tmp_path / "events.sqlite", 10, DAY_S)
     spans = [span_of(tid(number), app, 1_000_000 + number, "accepted", {}) for number in (1, 99) for app in "12"]

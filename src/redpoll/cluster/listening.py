@@ -74,7 +74,8 @@ class Listening:
         """Hear its topic no longer."""
         topic = listener.topic
         del self.by_topic[topic]
-        if self._sends(shard_of_name(topic)) and not self._holds(topic):
+        # Also while the worker is fenced, when it sends nothing else: the subscription stays.
+        if self._link.is_usable(shard_of_name(topic)) and not self._holds(topic):
             self._link.unsubscribe([topic], self._answered)
 
     def connection_lost(self, shards: Collection[int]) -> None:

@@ -1,8 +1,6 @@
 """Removal of deliveries that are finished, and of dead letters beyond the bound (deliveries.py has the table, and the
 states). Both are kept for people to look at. control/webhooks/tidying.py decides how many, and how long."""
 
-from typing import Final
-
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -11,16 +9,27 @@ from redpoll.store.schema import deliveries, webhooks
 
 __all__ = ["endpoints_to_limit", "endpoints_to_prune", "remove_dead_letters", "remove_finished"]
 
-# All, by a query of the ids: with it, the index finds the few in a state among millions that wait.
-_OF_ENDPOINTS: Final = deliveries.c.endpoint_id.in_(sa.select(webhooks.c.id))
-
 
 async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_than: float) -> list[str]:
     """The ids of the endpoints for which `remove_finished` may find something to remove."""
-    finished = _OF_ENDPOINTS & deliveries.c.state.in_(("delivered", "discarded"))
-    too_many = (sa.func.count() > keep) | (sa.func.min(deliveries.c.at) <= older_than)
-    grouped = sa.select(deliveries.c.endpoint_id).where(finished).group_by(deliveries.c.endpoint_id, deliveries.c.state)
-    return list(dict.fromkeys((await connection.execute(grouped.having(too_many))).scalars()))
+    wanted = (
+        condition
+        for state in ("delivered", "discarded")
+        for condition in (_has_more(state, keep), _of(state).where(deliveries.c.at <= older_than).exists())
+    )
+    return list((await connection.execute(sa.select(webhooks.c.id).where(sa.or_(*wanted)))).scalars())
+
+
+def _of(state: str) -> sa.Select[tuple[int]]:
+    """The endpoint's deliveries in this state, in a query of endpoints."""
+    which = (deliveries.c.endpoint_id == webhooks.c.id) & (deliveries.c.state == state)
+    return sa.select(deliveries.c.number).where(which).correlate(webhooks)
+
+
+def _has_more(state: str, keep: int) -> sa.ColumnElement[bool]:
+    """Whether there are more than `keep`: reads no more than these in the index. To count millions takes longer than a
+    statement may."""
+    return _of(state).order_by(deliveries.c.at).offset(keep).limit(1).scalar_subquery().is_not(None)
 
 
 async def remove_finished(
@@ -48,9 +57,7 @@ async def remove_finished(
 
 async def endpoints_to_limit(connection: AsyncConnection, *, keep: int) -> list[str]:
     """The ids of the endpoints with more than `keep` dead letters."""
-    failed = _OF_ENDPOINTS & (deliveries.c.state == "failed")
-    grouped = sa.select(deliveries.c.endpoint_id).where(failed).group_by(deliveries.c.endpoint_id)
-    return list((await connection.execute(grouped.having(sa.func.count() > keep))).scalars())
+    return list((await connection.execute(sa.select(webhooks.c.id).where(_has_more("failed", keep)))).scalars())
 
 
 async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, *, keep: int, before: float) -> int:

@@ -50,6 +50,8 @@ _BYTES_PER_CALL: Final = 1_000
 _MIN_BYTES: Final = 16_000_000
 # What stays of a file that is too large, so that this isn't done at each pruning.
 _KEPT_OF_BYTES: Final = 0.9
+# A pass that reads all spans.
+_PRUNE_SPANS_EVERY_MS: Final = 86_400_000
 # About what a span takes.
 _SPAN_BYTES: Final = 300
 # Batches that one transaction removes, and the apps that they are of; calls may be written in between.
@@ -73,18 +75,19 @@ class Pruning:
         self._keep_calls = keep_calls
         self._keep_ms = int(keep_s * 1000)
         self._keep_bytes = max(keep_calls * _BYTES_PER_CALL, _MIN_BYTES)
-        self._pruned_spans = False
+        self._spans_pruned_ms = 0
 
     async def prune(self, now_ms: int) -> int:
         """Removes what is too old, and what exceeds `keep_calls`, the latter from the apps with the most calls. Returns
         the number of removed calls. Its time depends on what it removes, not on what is stored, unless the file is too
         large. Calls may be written meanwhile."""
         oldest_ms = now_ms - self._keep_ms
-        if not self._pruned_spans:
-            # Spans without a call, from before this start. Later ones go with the calls of their app.
+        if not 0 <= now_ms - self._spans_pruned_ms < _PRUNE_SPANS_EVERY_MS:
+            # Those without a call here, such as the webhooks of a call that another node has. Others go with the calls
+            # of their app.
             async with self._changing, self._engine.begin() as connection:
                 await connection.exec_driver_sql("DELETE FROM spans WHERE time_ms < ?", (oldest_ms,))
-            self._pruned_spans = True
+            self._spans_pruned_ms = now_ms
         removed = await self._remove_outdated(oldest_ms)
         share = _share(self._counts, self._keep_calls)
         removed += await self._remove(

@@ -46,6 +46,19 @@ def test_events_of_ten_seconds_ago_are_forgotten():
     assert sum(latency.times["http"]) == 1
 
 
+def test_after_the_clock_was_set_back_events_are_measured_at_once():
+    """Until the old time came again, nothing was."""
+    latency = PublishLatency()
+    latency.began("ahead", NOW_US, "http")
+    now_us = NOW_US - 3_600_000_000
+    for number in range(3):
+        latency.began(number, now_us + number * 6_000_000, "http")
+    latency.forget(now_us + 12_000_000)
+    for event in ("ahead", 0, 1, 2):
+        latency.written(event, NOW_US)
+    assert sum(latency.times["http"]) == 2
+
+
 async def test_tracer_measures_traced_calls_and_client_events_when_their_spans_arrive(redis, tmp_path):
     link = Link(redis.url)
     link.start()

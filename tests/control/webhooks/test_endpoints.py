@@ -144,6 +144,18 @@ async def test_attempt_that_ends_during_a_change_is_not_forgotten(endpoints):
     assert (changed.failing_since, changed.previous_secret) == (5.0, endpoint.secret)
 
 
+async def test_a_failing_endpoint_keeps_its_place_and_a_deleted_one_stays_out(endpoints):
+    first, second = await create(endpoints), await create(endpoints)
+    before = endpoints.of_app(APP)
+    endpoints.set_failing_since(first.id, 5.0)
+    failing = {one.id: one.failing_since for one in endpoints.of_app(APP)}
+    assert list(failing.items()) == [(one.id, 5.0 if one.id == first.id else None) for one in before]
+    for one in (second, first):
+        await endpoints.delete(one.id)
+        endpoints.set_failing_since(one.id, 6.0)
+    assert endpoints.of_app(APP) == ()
+
+
 async def test_refused_changes_undo_no_other_change_in_memory(endpoints, read_again):
     """A refused change read the store again without the lock, and put older endpoints over a newer one."""
 

@@ -152,10 +152,16 @@ async def test_step_that_fails_stops_no_other_one(make_webhooks, store, tidied, 
     assert webhooks.tidying.dead_letters_removed == 3
 
 
-@pytest.mark.parametrize(("module", "look"), [(delivery_rows, "depths"), (pulled, "has_run_out")])
-async def test_looks_at_all_that_wait_are_rare_if_they_take_long(
-    make_webhooks, tidied, clock, monkeypatch, module, look
-):
+LOOKS = [
+    (delivery_rows, "depths"),
+    (pulled, "has_run_out"),
+    (old_deliveries, "endpoints_to_prune"),
+    (old_deliveries, "endpoints_to_limit"),
+]
+
+
+@pytest.mark.parametrize(("module", "look"), LOOKS)
+async def test_looks_that_read_much_are_rare_if_they_take_long(make_webhooks, tidied, clock, monkeypatch, module, look):
     """What many deliveries that nobody fetches have was counted every 5 s, by half of a core."""
     webhooks = await make_webhooks()
     await webhooks.endpoints.create(APP, None)
@@ -178,6 +184,24 @@ async def test_looks_at_all_that_wait_are_rare_if_they_take_long(
     clock.advance(1.0)
     await tidied(webhooks)
     assert len(looks) == 3
+
+
+@pytest.mark.parametrize("state", ["delivered", "failed"])
+async def test_one_round_removes_a_part_of_many_and_the_next_goes_on(make_webhooks, store, tidied, monkeypatch, state):
+    """The other steps waited until millions of one endpoint were gone."""
+    webhooks = await make_webhooks(None, {"max_finished": 1}, webhook_max_dead_letters=1)
+    endpoint = await webhooks.endpoints.create(APP, None)
+    async with store.change() as connection:
+        numbers = await put(connection, *(row(f"d{number}", endpoint.id) for number in range(6)))
+        results = [result(numbers, f"d{number}", state, NOW_S - 500.0 + number) for number in range(6)]
+        await delivery_rows.put_results(connection, results)
+    monkeypatch.setattr("redpoll.control.webhooks.tidying._REMOVALS", 2)
+    monkeypatch.setattr(old_deliveries, "BATCH", 1)
+    left = []
+    for _ in range(4):
+        await tidied(webhooks)
+        left.append(sorted(one.id for one in await webhooks.deliveries(APP)))
+    assert left == [["d2", "d3", "d4", "d5"], ["d4", "d5"], ["d5"], ["d5"]]
 
 
 async def test_count_that_failed_is_repeated_within_a_minute(make_webhooks, tidied, clock, monkeypatch):

@@ -75,7 +75,7 @@ async def test_dead_letters_and_tests_work_without_a_running_server(make_webhook
     await alone.dead_letters.retry([one.id])
     await alone.dead_letters.discard([two.id])
     assert (await alone.test(endpoint.id)).ok
-    assert alone.counters() == {}
+    assert alone.counters() == {"webhook_failed_total": 0}
     # The next server sends the retried delivery.
     after = await make_webhooks(Box())
     (delivered,) = await seen(after, "delivered", 1)
@@ -268,6 +268,16 @@ async def test_result_of_a_test_is_shown_though_the_audit_log_cannot_be_written(
         assert (await webhooks.test(endpoint.id)).ok
     (line,) = [line for line in logged if line["event"] == "not in the audit log"]
     assert (line["action"], line["target"]) == ("webhook test", receiver.url)
+
+
+async def test_counters_of_attempts_stay_when_a_lead_ends(make_webhooks, receiver):
+    """They fell to those of pulled deliveries, and `increase()` counted these again."""
+    webhooks, _ = await failed(make_webhooks, receiver, transition(), transition(channel="another"))
+    await webhooks.stop(60)
+    wanted = {"webhook_attempts_status_total": 2, "webhook_failed_total": 2}
+    assert webhooks.counters() == wanted
+    webhooks.start(Box(), lambda *_: None)
+    assert webhooks.counters().items() >= wanted.items()
 
 
 async def test_failing_is_shown_after_a_while(make_webhooks, receiver, clock):

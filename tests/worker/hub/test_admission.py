@@ -4,6 +4,8 @@ import asyncio
 import json
 from dataclasses import replace
 
+import msgspec
+
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.timings import Timings
 
@@ -125,6 +127,21 @@ async def test_a_waiting_client_is_refused_when_its_app_is_disabled(bench):
     assert await outcome(await asyncio.wait_for(second, 60)) == 4003
     await bench.change(enabled=True)
     await (await bench.client(worker)).nothing_more()
+
+
+async def test_a_waiting_client_whose_key_moves_to_another_app_is_told_to_connect_again(bench):
+    """It was counted in one app and opened in the other."""
+    worker, first = await full(bench)
+    second = asyncio.create_task(bench.open(worker))
+    await refused_once(bench, worker)
+    moved, ours = bench.app.keys, bench.other.keys
+    await bench.change(keys=ours, max_connections=2)
+    await bench.put(bench.other.id, msgspec.structs.replace(bench.other, keys=moved))
+    await bench.settled(worker, lambda: worker.directory.find(moved[0].key).id == bench.other.id)
+    worker.registry.connection_limit.retry()
+    assert await outcome(await asyncio.wait_for(second, 60)) == 4200
+    await first.nothing_more()
+    assert worker.statistics.loop_exceptions_total == 0
 
 
 async def test_without_redis_clients_are_closed_with_4100_and_not_4004(own_redis, bench_on):

@@ -46,9 +46,8 @@ class PublishLatency:
         self.microseconds[source] += microseconds
 
     def forget(self, now_us: int) -> None:
-        """Forgets events that came more than 10 s ago."""
-        before_us = now_us - _KEEP_US
+        """Forgets events that came more than 10 s ago, or that lie ahead because the clock was set back."""
         for event, (at_us, _) in list(self._began.items()):
-            if at_us >= before_us:
+            if abs(now_us - at_us) <= _KEEP_US:
                 break
             del self._began[event]

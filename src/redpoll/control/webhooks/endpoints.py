@@ -345,8 +345,13 @@ class Endpoints:
     def set_failing_since(self, endpoint_id: str, since: float | None) -> None:
         """Changes memory only; Results writes it to the store."""
         endpoint = self._all.get(endpoint_id)
-        if endpoint is not None:
-            self._put({endpoint_id: msgspec.structs.replace(endpoint, failing_since=since)})
+        if endpoint is None:
+            return
+        # In its place, without a look at all endpoints: a receiver may fail and recover a hundred times a second.
+        changed = self._all[endpoint_id] = msgspec.structs.replace(endpoint, failing_since=since)
+        of_app = self.of_app(endpoint.app_id)
+        if of_app:
+            self._by_app[endpoint.app_id] = tuple(changed if one.id == endpoint_id else one for one in of_app)
 
     async def forget_deleted(self) -> None:
         """Removes deleted endpoints that have no deliveries left."""

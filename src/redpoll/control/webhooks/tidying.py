@@ -37,8 +37,10 @@ MAX_FINISHED: Final = 1_000
 _KEEP_ALL_S: Final = 60.0
 TIDY_EVERY_S: Final = 5.0
 _FORGET_EVERY_S: Final = 3_600.0
-# A look that reads all that wait, perhaps millions, is made again after this many times the time that it took; after
-# one that failed, no later than after a minute.
+# Transactions for one endpoint in a round, each of thousands of rows: the other steps must not wait for millions.
+_REMOVALS: Final = 20
+# A look that may read millions of rows is made again after this many times the time that it took; after one that
+# failed, no later than after a minute.
 _PAUSES: Final = 50
 _MAX_FAILED_PAUSE_S: Final = 60.0
 
@@ -100,6 +102,11 @@ class Tidying:
         self._max_finished = max_finished
         self._counts = _Rare(steady)
         self._looks_for_ended = _Rare(steady)
+        self._looks_for_finished = _Rare(steady)
+        self._looks_for_letters = _Rare(steady)
+        # The endpoints of the last look of which there may be more to remove.
+        self._to_prune: dict[str, None] = {}
+        self._to_limit: dict[str, None] = {}
 
     async def forget_repeatedly(self) -> None:
         """On nodes that don't lead, deleted endpoints would stay in memory."""
@@ -115,7 +122,8 @@ class Tidying:
 
     async def run(self, store: Changes, schedule: Schedule, intake: Intake) -> None:
         """`store` is used for what only the leader may change."""
-        self._counts.due_at = self._looks_for_ended.due_at = 0.0
+        for look in (self._counts, self._looks_for_ended, self._looks_for_finished, self._looks_for_letters):
+            look.due_at = 0.0
         while True:
             await self.tidy(store, schedule, intake)
             await asyncio.sleep(self._every_s)
@@ -179,29 +187,40 @@ class Tidying:
 
     async def _remove_finished(self, store: Changes, intake: Intake) -> None:
         keep, older_than, before = self._max_finished, self._clock() - _KEEP_S, self._removable_before(intake)
-        async with self._store.reading() as connection:
-            to_prune = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
-        for endpoint_id in to_prune:
-            removed = 1
-            while removed:
+        if self._looks_for_finished.is_due:
+            async with self._store.reading() as connection:
+                with self._looks_for_finished.timed():
+                    found = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
+            self._to_prune = dict.fromkeys(found)
+        for endpoint_id in list(self._to_prune):
+            for _ in range(_REMOVALS):
                 async with store.change() as connection:
                     removed = await old_deliveries.remove_finished(
                         connection, endpoint_id, keep=keep, older_than=older_than, before=before
                     )
+                if not removed:
+                    del self._to_prune[endpoint_id]
+                    break
 
     async def _limit_dead_letters(self, store: Changes, intake: Intake) -> None:
         """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
         keep, before = self._max_dead_letters, self._removable_before(intake)
-        async with self._store.reading() as connection:
-            to_limit = await old_deliveries.endpoints_to_limit(connection, keep=keep)
-        for endpoint_id in to_limit:
-            removed, total = 1, 0
-            while removed:
+        if self._looks_for_letters.is_due:
+            async with self._store.reading() as connection:
+                with self._looks_for_letters.timed():
+                    found = await old_deliveries.endpoints_to_limit(connection, keep=keep)
+            self._to_limit = dict.fromkeys(found)
+        for endpoint_id in list(self._to_limit):
+            total = 0
+            for _ in range(_REMOVALS):
                 async with store.change() as connection:
                     removed = await old_deliveries.remove_dead_letters(
                         connection, endpoint_id, keep=keep, before=before
                     )
                 total += removed
+                if not removed:
+                    del self._to_limit[endpoint_id]
+                    break
             if total:
                 self.dead_letters_removed += total
                 log.warning("oldest dead letters removed", endpoint=endpoint_id, count=total)

@@ -108,6 +108,9 @@ class Webhooks:
         self._sender: Sender | None = None
         self.intake: Intake | None = None
         self.schedule: Schedule | None = None
+        # Of the schedules of earlier leads: a counter that falls to something else than 0 is counted again.
+        self._attempts: Counter[str] = Counter()
+        self._failed_total = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._forgetting: asyncio.Task[None] | None = None
 
@@ -173,6 +176,8 @@ class Webhooks:
         self._tasks = []
         if self.schedule is not None:
             await self.schedule.finish(within_s)
+            self._attempts.update(self.schedule.attempts)
+            self._failed_total += self.schedule.failed_total
             self.schedule = None
         self.intake = None
 
@@ -188,10 +193,13 @@ class Webhooks:
 
     def counters(self) -> Mapping[str, float]:
         """The counters for metrics.FAMILIES; those of waiting and failed deliveries are as of the last count. A
-        node that doesn't lead has those of what was pulled here."""
+        node that doesn't lead has those of what was pulled here, and sent while it led."""
         attempts = Counter(self.pulls.attempts)
+        attempts.update(self._attempts)
+        failed = self.pulls.failed_total + self._failed_total
         if self.schedule is None or self.intake is None:
-            return {f"webhook_attempts_{outcome}_total": count for outcome, count in attempts.items()}
+            known = {f"webhook_attempts_{outcome}_total": count for outcome, count in attempts.items()}
+            return {**known, "webhook_failed_total": failed}
         attempts.update(self.schedule.attempts)
         depths = self.tidying.depths.values()
         oldest = [depth.oldest_at for depth in depths if depth.oldest_at is not None]
@@ -203,7 +211,7 @@ class Webhooks:
             "webhook_dead_letters": sum(depth.failed for depth in depths),
             "webhook_dead_letters_removed_total": self.tidying.dead_letters_removed,
             "webhook_deliveries_dropped_total": self._bound.dropped_total,
-            "webhook_failed_total": self.schedule.failed_total + self.pulls.failed_total,
+            "webhook_failed_total": failed + self.schedule.failed_total,
             "webhook_attempts_running": self.schedule.running,
             "webhook_endpoints_failing": sum(1 for endpoint in self.endpoints.every() if self.failing_since(endpoint)),
         }

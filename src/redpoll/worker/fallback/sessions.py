@@ -135,9 +135,8 @@ class Sessions:
     def _place_found(self, opening: Opening, session: Session, refusal: Refusal | None) -> None:
         self._asked.discard(opening.name)
         if refusal is None:
-            outcome = opening.check()
+            outcome = self.gate.hub.admission.confirmed(opening.app, opening.check())
             if isinstance(outcome, Refusal):
-                self.gate.hub.admission.give_back(opening.app.id)
                 refusal = outcome
             else:
                 opening = opening._replace(app=outcome)

@@ -29,6 +29,8 @@ _REASONS: dict[int, str] = {
     Code.OVER_CAPACITY: "the number of connections could not be confirmed in time; connect again",
 }
 
+_OTHER_APP = "the key belongs to another app now; connect again"
+
 
 class Admission:
     """The connections that wait for an answer. Connections of apps without a limit are counted too, because an operator
@@ -64,6 +66,16 @@ class Admission:
     def give_back(self, app_id: str) -> None:
         """A connection of this app was counted and won't open."""
         self._registry.connection_limit.depart(app_id)
+
+    def confirmed(self, app: App, outcome: App | Refusal) -> App | Refusal:
+        """What a second check of a connection says that was counted in `app`. Its place is given back unless it opens
+        there: its key may have gone to another app meanwhile."""
+        if not isinstance(outcome, Refusal):
+            if outcome.id == app.id:
+                return outcome
+            outcome = Refusal(Code.RECONNECT, _OTHER_APP)
+        self.give_back(app.id)
+        return outcome
 
     def dismiss(self, refusal: Refusal) -> None:
         """Refuse all connections that wait."""

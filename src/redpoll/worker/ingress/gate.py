@@ -335,9 +335,7 @@ class Gate:
         outcome: App | handshake.Refusal = refusal or app
         if refusal is None and self._directory.by_id.get(app.id) is not app:
             # The app's record changed while the connection waited.
-            outcome = self._check(connection, upgrade)
-            if isinstance(outcome, handshake.Refusal):
-                self.hub.admission.give_back(app.id)
+            outcome = self.hub.admission.confirmed(app, self._check(connection, upgrade))
         self._settle(connection, upgrade, outcome)
 
     def _settle(self, connection: Connection, upgrade: _Upgrade, outcome: App | handshake.Refusal) -> None:
