@@ -137,7 +137,12 @@ async def test_a_waiting_client_whose_key_moves_to_another_app_is_told_to_connec
     moved, ours = bench.app.keys, bench.other.keys
     await bench.change(keys=ours, max_connections=2)
     await bench.put(bench.other.id, msgspec.structs.replace(bench.other, keys=moved))
-    await bench.settled(worker, lambda: worker.directory.find(moved[0].key).id == bench.other.id)
+
+    def has_moved() -> bool:
+        app = worker.directory.find(moved[0].key)
+        return app is not None and app.id == bench.other.id
+
+    await bench.settled(worker, has_moved)
     worker.registry.connection_limit.retry()
     assert await outcome(await asyncio.wait_for(second, 60)) == 4200
     await first.nothing_more()
