@@ -155,6 +155,19 @@ class Bench:
         rule = {"prefix": True, "keep": 1000, "seconds": 600, **rule}
         await self.change(history=(HistoryRule(id="0a0b0c", name=name, **rule),))
 
+    async def exchange_keys(self, worker, **settings) -> None:
+        """The other app gets the keys of the app, and the app its keys and these settings."""
+        keys = self.app.keys
+        await self.change(keys=self.other.keys, **settings)
+        self.other = msgspec.structs.replace(self.other, keys=keys)
+        await self.put(self.other.id, self.other)
+
+        def has_moved() -> bool:
+            app = worker.directory.find(keys[0].key)
+            return app is not None and app.id == self.other.id
+
+        await self.settled(worker, has_moved)
+
     async def change(self, **settings) -> None:
         """Change the app's record, and wait until every worker has it."""
         self.app = msgspec.structs.replace(self.app, **settings)

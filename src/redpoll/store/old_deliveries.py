@@ -23,7 +23,7 @@ async def endpoints_to_prune(connection: AsyncConnection, *, keep: int, older_th
 def _of(state: str) -> sa.Select[tuple[int]]:
     """The endpoint's deliveries in this state, in a query of endpoints."""
     which = (deliveries.c.endpoint_id == webhooks.c.id) & (deliveries.c.state == state)
-    return sa.select(deliveries.c.number).where(which).correlate(webhooks)
+    return sa.select(deliveries.c.at).where(which).correlate(webhooks)
 
 
 def _has_more(state: str, keep: int) -> sa.ColumnElement[bool]:
@@ -41,18 +41,28 @@ async def remove_finished(
     removed = 0
     for state in ("delivered", "discarded"):
         which = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == state)
-        newest = sa.select(deliveries.c.at, deliveries.c.number).where(which)
-        newest = newest.order_by(deliveries.c.at.desc(), deliveries.c.number.desc())
-        first_too_many = (await connection.execute(newest.offset(keep).limit(1))).first()
         is_old = deliveries.c.at <= older_than
-        if first_too_many is not None:
-            # Many may have been finished at the same time.
-            at, number = first_too_many
-            is_old |= (deliveries.c.at < at) | ((deliveries.c.at == at) & (deliveries.c.number <= number))
+        is_excess = await _excess(connection, which, keep)
+        if is_excess is not None:
+            is_old |= is_excess
         old = sa.select(deliveries.c.number).where(which, deliveries.c.at <= before, is_old).limit(BATCH)
         statement = sa.delete(deliveries).where(deliveries.c.number.in_(old.scalar_subquery()))
         removed += (await connection.execute(statement)).rowcount
     return removed
+
+
+async def _excess(
+    connection: AsyncConnection, which: sa.ColumnElement[bool], keep: int
+) -> sa.ColumnElement[bool] | None:
+    """All of these but the newest `keep`; None if there are no more."""
+    newest = sa.select(deliveries.c.at, deliveries.c.number).where(which)
+    newest = newest.order_by(deliveries.c.at.desc(), deliveries.c.number.desc())
+    first = (await connection.execute(newest.offset(keep).limit(1))).first()
+    if first is None:
+        return None
+    at, number = first
+    # Many may have ended at the same time.
+    return sa.or_(deliveries.c.at < at, (deliveries.c.at == at) & (deliveries.c.number <= number))
 
 
 async def endpoints_to_limit(connection: AsyncConnection, *, keep: int) -> list[str]:
@@ -62,12 +72,12 @@ async def endpoints_to_limit(connection: AsyncConnection, *, keep: int) -> list[
 
 async def remove_dead_letters(connection: AsyncConnection, endpoint_id: str, *, keep: int, before: float) -> int:
     """Removes all but the endpoint's newest `keep` dead letters, but none that failed after `before`, and at most
-    BATCH. Returns the number. They are counted here, because the operator may handle some at any time."""
+    BATCH. Returns the number. The operator may handle some at any time, so this looks again which are too many."""
     failed = (deliveries.c.endpoint_id == endpoint_id) & (deliveries.c.state == "failed")
-    count = (await connection.execute(sa.select(sa.func.count()).where(failed))).scalar_one()
-    if count <= keep:
+    is_excess = await _excess(connection, failed, keep)
+    if is_excess is None:
         return 0
-    old = sa.select(deliveries.c.number).where(failed, deliveries.c.at <= before)
-    oldest = old.order_by(deliveries.c.at).limit(min(count - keep, BATCH))
+    old = sa.select(deliveries.c.number).where(failed, deliveries.c.at <= before, is_excess)
+    oldest = old.order_by(deliveries.c.at).limit(BATCH)
     statement = sa.delete(deliveries).where(deliveries.c.number.in_(oldest.scalar_subquery()))
     return (await connection.execute(statement)).rowcount

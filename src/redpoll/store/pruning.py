@@ -50,7 +50,7 @@ _BYTES_PER_CALL: Final = 1_000
 _MIN_BYTES: Final = 16_000_000
 # What stays of a file that is too large, so that this isn't done at each pruning.
 _KEPT_OF_BYTES: Final = 0.9
-# A pass that reads all spans.
+# How often all spans are read, to find old ones without a call.
 _PRUNE_SPANS_EVERY_MS: Final = 86_400_000
 # About what a span takes.
 _SPAN_BYTES: Final = 300
@@ -79,8 +79,8 @@ class Pruning:
 
     async def prune(self, now_ms: int) -> int:
         """Removes what is too old, and what exceeds `keep_calls`, the latter from the apps with the most calls. Returns
-        the number of removed calls. Its time depends on what it removes, not on what is stored, unless the file is too
-        large. Calls may be written meanwhile."""
+        the number of removed calls. Its time depends on what it removes, not on what is stored, but for one pass a day
+        and while the file is too large. Calls may be written meanwhile."""
         oldest_ms = now_ms - self._keep_ms
         if not 0 <= now_ms - self._spans_pruned_ms < _PRUNE_SPANS_EVERY_MS:
             # Those without a call here, such as the webhooks of a call that another node has. Others go with the calls

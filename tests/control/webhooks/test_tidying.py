@@ -186,8 +186,16 @@ async def test_looks_that_read_much_are_rare_if_they_take_long(make_webhooks, ti
     assert len(looks) == 3
 
 
-@pytest.mark.parametrize("state", ["delivered", "failed"])
-async def test_one_round_removes_a_part_of_many_and_the_next_goes_on(make_webhooks, store, tidied, monkeypatch, state):
+@pytest.mark.parametrize(
+    ("state", "remove", "look"),
+    [
+        ("delivered", "remove_finished", "endpoints_to_prune"),
+        ("failed", "remove_dead_letters", "endpoints_to_limit"),
+    ],
+)
+async def test_one_round_removes_a_part_of_many_and_the_next_goes_on(
+    make_webhooks, store, tidied, clock, monkeypatch, state, remove, look
+):
     """The other steps waited until millions of one endpoint were gone."""
     webhooks = await make_webhooks(None, {"max_finished": 1}, webhook_max_dead_letters=1)
     endpoint = await webhooks.endpoints.create(APP, None)
@@ -195,13 +203,27 @@ async def test_one_round_removes_a_part_of_many_and_the_next_goes_on(make_webhoo
         numbers = await put(connection, *(row(f"d{number}", endpoint.id) for number in range(6)))
         results = [result(numbers, f"d{number}", state, NOW_S - 500.0 + number) for number in range(6)]
         await delivery_rows.put_results(connection, results)
-    monkeypatch.setattr("redpoll.control.webhooks.tidying._REMOVALS", 2)
     monkeypatch.setattr(old_deliveries, "BATCH", 1)
+    remove_some, find, looks = getattr(old_deliveries, remove), getattr(old_deliveries, look), []
+
+    async def take_long(*arguments, **more):
+        clock.advance(0.5)
+        return await remove_some(*arguments, **more)
+
+    async def found(*arguments, **more):
+        looks.append(clock())
+        # The next one comes after all that this test does.
+        clock.advance(10.0)
+        return await find(*arguments, **more)
+
+    monkeypatch.setattr(old_deliveries, remove, take_long)
+    monkeypatch.setattr(old_deliveries, look, found)
     left = []
     for _ in range(4):
         await tidied(webhooks)
         left.append(sorted(one.id for one in await webhooks.deliveries(APP)))
     assert left == [["d2", "d3", "d4", "d5"], ["d4", "d5"], ["d5"], ["d5"]]
+    assert len(looks) == 1
 
 
 async def test_count_that_failed_is_repeated_within_a_minute(make_webhooks, tidied, clock, monkeypatch):

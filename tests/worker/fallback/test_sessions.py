@@ -98,6 +98,19 @@ async def test_record_that_changed_while_a_client_waited_for_its_place_counts(be
     assert (await asking).body.startswith(b"o\na[")
 
 
+async def test_client_whose_key_moves_to_another_app_while_it_waits_is_told_to_connect_again(bench):
+    worker = await bench.start(timings=Timings(admit_retry_s=20.0, max_admit_s=120.0))
+    await bench.change(max_connections=1)
+    await bench.client(worker)
+    limit = worker.registry.connection_limit
+    asking = asyncio.create_task(ask("127.0.0.1", worker.port, "POST", path()))
+    await bench.settled(worker, lambda: limit.refused)
+    await bench.exchange_keys(worker, max_connections=2)
+    limit.retry()
+    assert b"c[4200," in (await asking).body
+    assert len(worker.hub.open_connections) == 1
+
+
 async def test_drain_closes_sessions_with_4200(bench):
     worker = await bench.start()
     clients = [await bench.fallback(worker, kind=kind) for kind in ("xhr", "xhr_streaming")]

@@ -4,8 +4,6 @@ import asyncio
 import json
 from dataclasses import replace
 
-import msgspec
-
 from redpoll.cluster.lifecycle import Lifecycle
 from redpoll.cluster.membership.timings import Timings
 
@@ -134,15 +132,7 @@ async def test_a_waiting_client_whose_key_moves_to_another_app_is_told_to_connec
     worker, first = await full(bench)
     second = asyncio.create_task(bench.open(worker))
     await refused_once(bench, worker)
-    moved, ours = bench.app.keys, bench.other.keys
-    await bench.change(keys=ours, max_connections=2)
-    await bench.put(bench.other.id, msgspec.structs.replace(bench.other, keys=moved))
-
-    def has_moved() -> bool:
-        app = worker.directory.find(moved[0].key)
-        return app is not None and app.id == bench.other.id
-
-    await bench.settled(worker, has_moved)
+    await bench.exchange_keys(worker, max_connections=2)
     worker.registry.connection_limit.retry()
     assert await outcome(await asyncio.wait_for(second, 60)) == 4200
     await first.nothing_more()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -37,8 +38,8 @@ MAX_FINISHED: Final = 1_000
 _KEEP_ALL_S: Final = 60.0
 TIDY_EVERY_S: Final = 5.0
 _FORGET_EVERY_S: Final = 3_600.0
-# Transactions for one endpoint in a round, each of thousands of rows: the other steps must not wait for millions.
-_REMOVALS: Final = 20
+# A round removes for about this long: the other steps must not wait for millions of rows.
+_REMOVE_WITHIN_S: Final = 1.0
 # A look that may read millions of rows is made again after this many times the time that it took; after one that
 # failed, no later than after a minute.
 _PAUSES: Final = 50
@@ -192,15 +193,14 @@ class Tidying:
                 with self._looks_for_finished.timed():
                     found = await old_deliveries.endpoints_to_prune(connection, keep=keep, older_than=older_than)
             self._to_prune = dict.fromkeys(found)
-        for endpoint_id in list(self._to_prune):
-            for _ in range(_REMOVALS):
-                async with store.change() as connection:
-                    removed = await old_deliveries.remove_finished(
-                        connection, endpoint_id, keep=keep, older_than=older_than, before=before
-                    )
-                if not removed:
-                    del self._to_prune[endpoint_id]
-                    break
+
+        async def remove(endpoint_id: str) -> int:
+            async with store.change() as connection:
+                return await old_deliveries.remove_finished(
+                    connection, endpoint_id, keep=keep, older_than=older_than, before=before
+                )
+
+        await self._remove_of_each(self._to_prune, remove)
 
     async def _limit_dead_letters(self, store: Changes, intake: Intake) -> None:
         """Clients can cause deliveries without end, by joining and leaving, so dead letters need a bound."""
@@ -210,17 +210,27 @@ class Tidying:
                 with self._looks_for_letters.timed():
                     found = await old_deliveries.endpoints_to_limit(connection, keep=keep)
             self._to_limit = dict.fromkeys(found)
-        for endpoint_id in list(self._to_limit):
-            total = 0
-            for _ in range(_REMOVALS):
-                async with store.change() as connection:
-                    removed = await old_deliveries.remove_dead_letters(
-                        connection, endpoint_id, keep=keep, before=before
-                    )
-                total += removed
-                if not removed:
-                    del self._to_limit[endpoint_id]
-                    break
-            if total:
-                self.dead_letters_removed += total
-                log.warning("oldest dead letters removed", endpoint=endpoint_id, count=total)
+
+        async def remove(endpoint_id: str) -> int:
+            async with store.change() as connection:
+                return await old_deliveries.remove_dead_letters(connection, endpoint_id, keep=keep, before=before)
+
+        for endpoint_id, count in (await self._remove_of_each(self._to_limit, remove)).items():
+            self.dead_letters_removed += count
+            log.warning("oldest dead letters removed", endpoint=endpoint_id, count=count)
+
+    async def _remove_of_each(
+        self, endpoint_ids: dict[str, None], remove: Callable[[str], Awaitable[int]]
+    ) -> Counter[str]:
+        """Removes rows of these endpoints, some of one after the other, until there are none or the time is over. Those
+        that may have more are left in `endpoint_ids`. Returns the numbers."""
+        counts: Counter[str] = Counter()
+        until = self._steady() + _REMOVE_WITHIN_S
+        while endpoint_ids and self._steady() < until:
+            endpoint_id = next(iter(endpoint_ids))
+            del endpoint_ids[endpoint_id]
+            removed = await remove(endpoint_id)
+            if removed:
+                counts[endpoint_id] += removed
+                endpoint_ids[endpoint_id] = None
+        return counts
