@@ -16,13 +16,11 @@ from aiohttp import web
 from click.testing import CliRunner
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
+from helpers.browser import new_page
 from helpers.server import Server
 from helpers.wire import Api, Socket, eventually
 from redpoll.cli import main
 
-# How long a page may take for anything: the machine may be busy.
-PATIENCE_MS = 60_000
-expect.set_options(timeout=PATIENCE_MS)
 PASSWORD = "a finch on a birch twig"
 SETTINGS = {
     "webhook_allow_http": 1,
@@ -194,15 +192,13 @@ async def log_in_once(page: Page, server: Server, name: str, once: str, password
 async def logged_in(browser: Browser, server: Server, **how: Any) -> AsyncIterator[BrowserContext]:
     """A context of the browser, without the cookies of others, in which the admin is logged in. `how` goes to it:
     viewport, color_scheme."""
-    context = await browser.new_context(**how)
-    context.set_default_timeout(PATIENCE_MS)
-    page = await context.new_page()
+    page = await new_page(browser, **how)
     await page.goto(server.control_url)
     await page.fill("#name", "admin")
     await page.fill("#password", PASSWORD)
     await page.get_by_role("button", name="Log in").click()
     await page.wait_for_url("**/dashboard")
     try:
-        yield context
+        yield page.context
     finally:
-        await context.close()
+        await page.context.close()

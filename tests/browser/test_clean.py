@@ -9,7 +9,7 @@ from playwright.async_api import Page
 
 from browser.lively import command, lively, logged_in
 from browser.watch import Watch
-from helpers.browser import chromium
+from helpers.browser import chromium, new_page
 from helpers.lengths import amount
 
 AXE = Path(__file__).parent.parent / "clients" / "node_modules" / "axe-core" / "axe.min.js"
@@ -69,7 +69,7 @@ async def test_pages_load_nothing_external_and_are_accessible() -> None:
 async def test_watch_reports_violations() -> None:
     """The checks can fail: a page that requests other hosts, breaks a policy and throws is reported."""
     async with chromium() as browser:
-        page = await browser.new_page()
+        page = await new_page(browser)
         watch = Watch(page)
         await page.route("**/*", lambda route: route.abort() if "elsewhere" in route.request.url else route.continue_())
         policy = "<meta http-equiv=Content-Security-Policy content=\"img-src 'none'\">"

@@ -11,7 +11,7 @@ from playwright.async_api import Page, expect
 from browser.demo import running_demo
 from browser.test_clean import AXE
 from browser.watch import Watch
-from helpers.browser import chromium
+from helpers.browser import chromium, new_page
 from helpers.server import processes
 from redpoll.demo.backend import SPEECH
 
@@ -64,8 +64,7 @@ async def test_four_examples_survive_a_killed_worker_and_redis() -> None:
         async with chromium() as browser:
             pages, watches = [], []
             for look in LOOKS:
-                page = await (await browser.new_context(**look)).new_page()
-                page.set_default_timeout(60_000)
+                page = await new_page(browser, **look)
                 watches.append(Watch(page))
                 pages.append(page)
                 await page.goto(demo.url)

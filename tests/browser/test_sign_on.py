@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS
-from helpers.browser import chromium
+from browser.lively import PASSWORD
+from helpers.browser import chromium, new_page
 from helpers.server import Server
 
 CLIENTS = Path(__file__).parents[1] / "clients"
@@ -77,10 +77,9 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: Browser) -> AsyncIterator[Page]:
     """A page of a browser without cookies."""
-    context = await browser.new_context()
-    context.set_default_timeout(PATIENCE_MS)
-    yield await context.new_page()
-    await context.close()
+    page = await new_page(browser)
+    yield page
+    await page.context.close()
 
 
 async def log_in(place: Place, page: Page, user: str, path: str = "/dashboard") -> None:

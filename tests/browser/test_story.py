@@ -15,9 +15,9 @@ import aiohttp
 from aiohttp import web
 from playwright.async_api import expect
 
-from browser.lively import PATIENCE_MS, log_in_once
+from browser.lively import log_in_once
 from browser.watch import Watch
-from helpers.browser import chromium
+from helpers.browser import PATIENCE_MS, chromium
 from helpers.server import Server
 
 PUSHER_JS = Path(__file__).parent.parent / "clients" / "node_modules" / "pusher-js" / "dist" / "web" / "pusher.min.js"

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
-from browser.lively import PASSWORD, PATIENCE_MS, Lively, command, lively, log_in_once, logged_in
+from browser.lively import PASSWORD, Lively, command, lively, log_in_once, logged_in
 from browser.watch import Watch
 from helpers.broken_proxy import BrokenProxy
-from helpers.browser import chromium
+from helpers.browser import PATIENCE_MS, chromium, new_page
 from helpers.ports import reserved_ports
 from helpers.server import Server
 from helpers.wire import Api
@@ -163,8 +163,7 @@ async def test_console_goes_on_when_only_the_publish_is_refused(
 ) -> None:
     """An admin who was made a viewer read that the session had ended."""
     once = command(life.server, "user", "create", "wanda", "--role", "admin")["password"]
-    page = await (await browser.new_context()).new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page = await new_page(browser)
     await log_in_once(page, life.server, "wanda", once, PASSWORD)
     await page.goto(life.server.control_url + life.paths["console"])
     await expect(page.locator("#console-state")).to_have_text("Live")

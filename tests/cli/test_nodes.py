@@ -13,21 +13,24 @@ def test_single_node_is_listed_and_leads(typed, server, wait_until_true):
     where = ("--data-dir", str(server.folder / "data"))
     row = {}
 
-    def is_fit() -> bool:
-        (shown,) = json.loads(typed("node", "list", "--json", *where).stdout)
+    def is_well() -> bool:
+        listed = typed("node", "list", "--json", *where)
+        if listed.exit_code != 0:
+            return False
+        (shown,) = json.loads(listed.stdout)
         row.update(shown)
-        return row["fitness"] == "fit"
+        return (row["fitness"], row["leader"], row["alive"]) == ("fit", True, True)
 
-    # It is unfit while a report of its control plane is late.
-    wait_until_true(is_fit)
+    # It isn't while a report of its control plane is late.
+    wait_until_true(is_well)
     assert row.keys() == {
         *("name", "version", "up_since", "workers", "connections", "leader", "draining", "alive", "fitness")
     }
     assert (row["name"], row["version"]) == (socket.gethostname(), redpoll.__version__)
-    assert (row["workers"], row["leader"], row["draining"], row["alive"]) == (server.workers, True, False, True)
+    assert (row["workers"], row["draining"]) == (server.workers, False)
     assert 0 < row["up_since"] < time.time()
-    (line,) = typed("node", "list", *where).stdout.splitlines()
-    assert line.startswith(f"{socket.gethostname()}  alive, leader  {server.workers} workers  ")
+    line = f"{socket.gethostname()}  alive, leader  {server.workers} workers  "
+    wait_until_true(lambda: typed("node", "list", *where).stdout.startswith(line))
 
 
 def test_node_is_drained_and_serves_again(typed, server, wait_until_true):

@@ -1,6 +1,7 @@
 """Which app a command reaches, and what it says when it doesn't. The requests are in test_messages.py."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -33,11 +34,14 @@ def test_of_several_apps_one_must_be_chosen(typed, server, wait_until_true):
     result = typed("channels", *where)
     assert result.exit_code == 2
     assert other["id"] in result.stderr
+
+    def is_empty(app_id: str) -> bool:
+        result = typed("channels", "--app", app_id, "--json", *where)
+        return result.exit_code == 0 and json.loads(result.stdout) == {"channels": {}}
+
     for app_id in (other["id"], server.app_id):
         # Clients of other tests may just have gone.
-        wait_until_true(
-            lambda: json.loads(typed("channels", "--app", app_id, "--json", *where).stdout) == {"channels": {}}  # noqa: B023
-        )
+        wait_until_true(partial(is_empty, app_id))
     unknown = typed("channels", "--app", "1", *where)
     assert (unknown.exit_code, "no app with the id 1" in unknown.stderr) == (1, True)
 

@@ -78,10 +78,10 @@ def test_health_of_a_server_that_is_not_ready_says_why(typed, monkeypatch):
     assert json.loads(result.stdout)["ready"] is False
 
 
-def test_health_needs_no_port_and_publish_says_which_address_it_needs(typed):
+def test_health_needs_no_port_and_publish_says_which_address_it_needs(typed, wait_until_true):
     with Server(workers=1, proxy_protocol=True) as server:
         folder = str(server.folder / "data")
-        assert typed("health", "--data-dir", folder).stdout == "ready\n"
+        wait_until_true(lambda: typed("health", "--data-dir", folder).stdout == "ready\n")
         result = typed("publish", "news", "hello", "1", "--data-dir", folder)
         assert (result.exit_code, "PROXY protocol" in result.stderr) == (1, True)
 

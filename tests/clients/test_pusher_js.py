@@ -30,7 +30,7 @@ async def connect_on_each_of_two_workers(server: Server, node: Node, auth_url: s
 
 
 async def test_published_event_reaches_every_client_but_the_excluded_one(server: Server, node: Node) -> None:
-    names = [f"client-{number}" for number in range(12)]
+    names = [f"client-{number}" for number in range(24)]
     socket_ids = {name: await node.connect(name) for name in names}
     assert sum(1 for ports in server.client_ports().values() if ports) > 1, "all on one worker shows nothing"
     for name in names:

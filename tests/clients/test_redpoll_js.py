@@ -25,7 +25,7 @@ import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Browser, Locator, Page, expect
 
-from helpers.browser import chromium
+from helpers.browser import chromium, new_page
 from helpers.lengths import amount
 from helpers.ports import reserved_ports
 from helpers.reading import read_token
@@ -321,13 +321,12 @@ async def browser() -> AsyncIterator[Browser]:
 @asynccontextmanager
 async def opened(browser: Browser, url: str) -> AsyncIterator[Page]:
     """A page of a device of its own. It must report no error."""
-    context = await browser.new_context()
-    page = await context.new_page()
+    page = await new_page(browser)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     await page.goto(url)
     yield page
-    await context.close()
+    await page.context.close()
     assert not errors
 
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from helpers.ports import reserved_ports
 from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
 from helpers.wire import Socket
 from redpoll.demo.backend import CHAT, Account, AddressError, Backend, PublishError, account_of, listen
@@ -156,12 +157,11 @@ async def test_a_refusal_that_differs_only_in_its_trace_id_is_printed_once(capfd
 
 async def test_a_server_that_was_never_there_is_reported_while_publishing_is_tried(monkeypatch):
     monkeypatch.setattr("redpoll.demo.backend._PUBLISH_WITHIN_S", math.inf)
-    runner, port = await listen(web.Application(), "127.0.0.1", 0)
-    await runner.cleanup()
-    backend, reported = Backend(ACCOUNT._replace(port=port), {"ticker.js": b""}), asyncio.Queue()
-    monkeypatch.setattr(backend, "_report", reported.put_nowait)
-    async with served(backend), asyncio.timeout(60):
-        error = await reported.get()
+    with reserved_ports(1) as [port]:
+        backend, reported = Backend(ACCOUNT._replace(port=port), {"ticker.js": b""}), asyncio.Queue()
+        monkeypatch.setattr(backend, "_report", reported.put_nowait)
+        async with served(backend), asyncio.timeout(60):
+            error = await reported.get()
     assert str(error).startswith(f"127.0.0.1:{port} can't be reached: ")
 
 

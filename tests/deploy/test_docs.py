@@ -36,7 +36,7 @@ from deploy.docs_blocks import (
     subscriber,
     written,
 )
-from helpers.browser import chromium
+from helpers.browser import chromium, new_page
 from helpers.ports import reserved_ports
 from helpers.server import Server
 from helpers.wire import Api, Socket, digest, eventually
@@ -68,7 +68,7 @@ COMMAND = re.compile(r"^    (?:[A-Z_]+=\S+ )*(redpoll .*)$", re.MULTILINE)
 def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
     # Not --quiet: it hides warnings from --strict.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "deploy" / "mkdocs.yml"]
-    built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True, timeout=120, check=False)
+    built = subprocess.run([*command, "-d", tmp_path], capture_output=True, text=True, timeout=280, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {name_of(page).removesuffix(".md") for page in PAGES} | docs_pages.GENERATED.keys()
     pages |= set(docs_pages.INCLUDED.values())
@@ -400,7 +400,7 @@ async def test_plain_html(server, folder):
     (page_file,) = written(folder, server, "quickstart/html.md", "page.html")
     library = NODE_MODULES / "pusher-js" / "dist" / "web" / "pusher.min.js"
     async with chromium() as browser, Api(server) as api:
-        page = await browser.new_page()
+        page = await new_page(browser)
         await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=library))
         await eventually(lambda: api.subscription_count("news"), 0)
         await page.goto(page_file.as_uri())
@@ -473,7 +473,7 @@ async def test_streams(server, kept_news, folder):
         answer = await run("sh", "-c", stored, **curl)
         assert "stream-next-offset: " in answer.lower()
         assert '"data":"{\\"text\\":\\"1:0\\"}"' in answer
-        page = await browser.new_page()
+        page = await new_page(browser)
         await page.goto(page_file.as_uri())
         await page.get_by_text("1:0").wait_for()
         async with (

@@ -188,7 +188,8 @@ async def test_eleventh_client_event_of_a_second_is_refused(server: Server) -> N
     assert 1 <= len(errors) <= 1 + seconds
     assert errors[0]["data"]["code"] == 4301
     await listener.until(lambda: len(listener.all("client-n")) >= 10, what="the ten that are allowed")
-    assert len(listener.all("client-n")) <= 2 + 10 * seconds
+    # The bucket of ten fills by ten a second, also within one.
+    assert len(listener.all("client-n")) <= 11 + 10 * (time.monotonic() - began)
     await asyncio.gather(sender.close(), listener.close())
 
 

@@ -307,17 +307,18 @@ async def test_new_node_gets_its_share_by_balance(nodes, crowd, receiver, wait_u
     await wait_until(lambda: crowd.choose() is three)
     before = crowd.connects()
     within_s = 10.0 if LONG else 1.0
-    moved = await asyncio.to_thread(command, one, "balance", "--within", str(within_s))
-    began = time.monotonic()
-    await wait_until(lambda: crowd.connects() - before >= moved["moved"])
+    moved, began = 0, time.monotonic()
+    # A client that can't connect to node three in a moment goes to another one, and is moved again.
+    while count := (await asyncio.to_thread(command, one, "balance", "--within", str(within_s)))["moved"]:
+        moved += count
+        await wait_until(lambda: crowd.connects() - before >= moved)  # noqa: B023
+        await wait_until(lambda: all(client.inside.is_set() for client in crowd.clients))
     figures.note(HEADING, f"balance of {CLIENTS} clients", time.monotonic() - began, "s", f"{within_s:g} s")
-    await wait_until(lambda: all(client.inside.is_set() for client in crowd.clients))
     mean = CLIENTS / len(nodes)
     worst = max(abs(crowd.per_node()[node] / mean - 1) for node in nodes)
     figures.note(HEADING, "balance: farthest from even", 100 * worst, "%", "5 %")
     assert worst <= 0.05
-    assert crowd.connects() - before == moved["moved"]
-    assert command(one, "balance")["moved"] == 0
+    assert crowd.connects() - before == moved
     await everything_is_right(crowd, receiver, figures, "scale-out")
 
 

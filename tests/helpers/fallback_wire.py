@@ -150,7 +150,8 @@ class FallbackSocket:
                 await (self._stream() if self.kind == "xhr_streaming" else self._poll())
         except FallbackClosed as closed:
             self._end(closed)
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            # ValueError: the stream ended between two chunks.
             self._end(FallbackClosed(1006, f"{type(error).__name__}: {error}"))
 
     def _end(self, closed: FallbackClosed) -> None:

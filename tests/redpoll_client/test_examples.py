@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from helpers.browser import chromium
+from helpers.browser import chromium, new_page
 from redpoll.testing import FakeServer
 
 from .conftest import url_of
@@ -104,10 +104,9 @@ def site(name, pusher_url, tmp_path):
 @pytest.mark.parametrize(("name", "place"), PLACES)
 async def test_a_page_joins_what_the_rules_allow(site):
     async with chromium() as browser:
-        page = await browser.new_page()
+        page = await new_page(browser)
         await page.route("https://js.pusher.com/**", lambda route: route.fulfill(path=PUSHER_JS))
         await page.goto(site)
-        expect.set_options(timeout=60_000)
         events = page.locator("#events")
         await expect(events).to_contain_text("subscribed")
         await expect(events).to_contain_text("refused: 403")

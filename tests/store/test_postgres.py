@@ -123,6 +123,8 @@ async def test_idle_connections_that_postgres_closed_are_replaced_without_an_err
 async def test_change_that_waits_too_long_for_another_one_is_unavailable(postgres_url, store, monkeypatch):
     monkeypatch.setattr("redpoll.store.postgres._SESSION", "SET lock_timeout = '10ms'")
     other = await Store.open(postgres_url)
+    # It is connected before the change below begins, which may be idle for 3 s.
+    await change(other, sa.select(meta))
     async with store.change():
         with pytest.raises(StoreUnavailable, match="lock timeout"):
             await change(other, sa.select(meta))

@@ -34,7 +34,13 @@ def real(running: Server) -> Server:
 
 async def test_what_is_published_is_noted(real: Server) -> None:
     backend = pusher.Pusher(
-        app_id=real.app_id, key=real.app_key, secret=real.app_secret, host=real.host, port=real.port, ssl=False
+        app_id=real.app_id,
+        key=real.app_key,
+        secret=real.app_secret,
+        host=real.host,
+        port=real.port,
+        ssl=False,
+        timeout=60,
     )
     client, peer = await Socket.connect(real), await Socket.connect(real)
     for one in (client, peer):

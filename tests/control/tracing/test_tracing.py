@@ -317,7 +317,7 @@ async def test_rows_are_written_while_the_log_is_pruned_and_after_a_pruning_that
     monkeypatch.setattr(event_log, "write", write_and_say)
     tracer.start()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await pruning.wait()
             tracer.ended(FakeRequest(1, event()), 200, 0)
             await written.wait()

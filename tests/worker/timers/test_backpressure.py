@@ -33,7 +33,8 @@ async def test_no_client_is_read_until_redis_has_caught_up(behind, own_redis):
     # A check may come between the answers to the first subscribes and the next ones' calls, so the pong may be earlier.
     while sum(frame["event"] == "pusher_internal:subscription_succeeded" for frame in client.seen) < 30:
         await client.next()
-    assert worker.backpressure.times_on == 1
+    # On a busy machine Redis may fall behind again, when all clients go on at once.
+    assert worker.backpressure.times_on >= 1
 
 
 async def test_new_clients_are_refused(behind, own_redis):
