@@ -95,7 +95,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_finish() -> None:
     # A full collection would walk all modules and items, for 50 ms each time. On the debug build each test needs three.
-    gc.collect()
     gc.freeze()
 
 

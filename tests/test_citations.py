@@ -18,11 +18,6 @@ ROOT = Path(__file__).parent.parent
 SUFFIXES = {".c", ".html", ".js", ".lua", ".md", ".mjs", ".pxd", ".py", ".pyi", ".pyx", ".service", ".toml"}
 FOLDERS = (".github", "src", "ext", "tests", "bench", "deploy")
 
-# Packages that still cite pages from outside the repository, and pages that are cited before they are written.
-# Remove an entry as soon as the tests below say that it has nothing left to allow.
-STILL_FOREIGN: set[str] = set()
-STILL_UNWRITTEN: set[str] = set()
-
 # Pages that only the authors had, their section numbers, and numbers of issues.
 FOREIGN = re.compile(
     r"(?<![\w/])(?:asks|cluster|decisions|dependencies|design|failures|findings|machines|peers|protocol|spec|style|words)\.md"
@@ -74,10 +69,6 @@ def page_of(cited: str, by: Path) -> Path | None:
     return next((base / cited for base in bases if (base / cited).is_file()), None)
 
 
-def is_unwritten(cited: str) -> bool:
-    return bool({cited, f"src/redpoll/{cited}"} & STILL_UNWRITTEN)
-
-
 def citations() -> Iterator[tuple[str, Path, str, str]]:
     """Where, by which file, which page, which heading ("": none)."""
     for path in texts():
@@ -100,16 +91,9 @@ def foreign_in(path: Path) -> list[str]:
     ]
 
 
-def allowance_of(path: Path) -> str | None:
-    name = name_of(path)
-    return next((entry for entry in STILL_FOREIGN if name == entry or name.startswith(entry + "/")), None)
-
-
 def test_cited_pages_and_headings_exist():
     wrong = []
     for where, path, cited, heading in citations():
-        if is_unwritten(cited):
-            continue
         page = page_of(cited, path)
         if page is None:
             wrong.append(f"{where} cites {cited}, which doesn't exist")
@@ -119,15 +103,8 @@ def test_cited_pages_and_headings_exist():
 
 
 def test_no_page_outside_the_repository_is_cited():
-    found = [line for path in texts() if allowance_of(path) is None for line in foreign_in(path)]
+    found = [line for path in texts() for line in foreign_in(path)]
     assert not found, "\n".join(found)
-
-
-def test_allowances_are_still_needed():
-    needed = {allowance_of(path) for path in texts() if foreign_in(path)}
-    assert needed >= STILL_FOREIGN, f"remove from STILL_FOREIGN: {sorted(STILL_FOREIGN - needed)}"
-    written = {page for page in STILL_UNWRITTEN if (ROOT / page).is_file()}
-    assert not written, f"remove from STILL_UNWRITTEN: {sorted(written)}"
 
 
 @pytest.mark.parametrize("page", [path for path in TEXTS if path.suffix == ".md"], ids=name_of)
@@ -137,7 +114,7 @@ def test_links_lead_somewhere(page: Path):
             continue
         file, _, anchor = target.partition("#")
         linked = page.parent / file if file else page
-        assert linked.exists() or name_of(linked.resolve()) in STILL_UNWRITTEN, f"{target} doesn't exist"
+        assert linked.exists(), f"{target} doesn't exist"
         if anchor and linked.suffix == ".md":
             assert anchor in anchors_of(linked), f"{target}: the anchors are {sorted(anchors_of(linked))}"
 

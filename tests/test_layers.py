@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.statements import statements
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "redpoll"
 # A distribution of its own, which imports nothing of redpoll.
@@ -104,12 +106,7 @@ def syntax(path: Path) -> ast.Module:
 def imports_of(path: Path, types: bool = True) -> set[str]:
     """Every redpoll module that the file imports, at its top or inside a function; `types`: also for types only."""
     found = set()
-    tree = syntax(path)
-    of_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    skipped = set() if types else {id(inner) for node in of_types for part in node.body for inner in ast.walk(part)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in statements(syntax(path), types):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "redpoll"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redpoll":
@@ -213,7 +210,7 @@ def test_protocol_knows_no_loop_no_redis_and_no_clock():
         "structlog",
     }
     for path in sorted((SOURCE / "protocol").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(syntax(path)):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name.split(".")[0] for alias in node.names]
@@ -255,7 +252,7 @@ def client_modules() -> dict[str, Path]:
 def client_imports(path: Path) -> set[str]:
     """The modules of redpoll_client, and anything of redpoll, that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(syntax(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -289,7 +286,7 @@ def test_secrets_are_never_compared_with_an_operator():
     secret = re.compile(r"(signature|secret|token|digest|hexdigest|password)$", re.IGNORECASE)
     found = []
     for name, path in [*modules(), *client_modules().items()]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax(path)):
             if not isinstance(node, ast.Compare) or not any(isinstance(op, ast.Eq | ast.NotEq) for op in node.ops):
                 continue
             for side in (node.left, *node.comparators):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.statements import statements
+
 ROOT = Path(__file__).parents[2]
 # The module names of packages whose names differ.
 IMPORTED_AS = {
@@ -97,7 +99,7 @@ def imports(*folders: str) -> dict[str, Path]:
 def _imports(folder: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in python_files(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text())):
             modules = []
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
