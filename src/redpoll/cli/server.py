@@ -166,7 +166,7 @@ def reload(settings: config.Settings, as_json: bool) -> None:
 def health(settings: config.Settings, as_json: bool) -> None:
     """Tell whether the server of this data folder is ready, for container runtimes. Exits with 1 if it isn't.
 
-    
+    \b
     Examples:
       redpoll health
       redpoll health --data-dir /var/lib/redpoll --json
