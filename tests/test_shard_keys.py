@@ -36,7 +36,7 @@ async def test_a_history_stored_before_the_migration_is_found_after_it(redis):
         link.start()
         await link.wait_up()
         item = (CHANNEL, "before", "{}", None)
-        await publish_all(Bus(link, Keys(), confirm_s=60.0), App(id=APP_ID, name="x", keys=(), history=(rule,)), [item])
+        await publish_all(Bus(link, Keys()), App(id=APP_ID, name="x", keys=(), history=(rule,)), [item])
         await link.close()
         server.start()
         async with Api(server) as api:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from redpoll.cluster.bus import Bus, ask_within
+from redpoll.cluster.bus import ask_within
 from redpoll.cluster.idempotency import Idempotency
 from redpoll.cluster.membership.join import Stage
 from redpoll.cluster.membership.registry import LocalChannel, Registry
@@ -18,7 +18,7 @@ from redpoll.cluster.shared_rate import SharedRate
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis has a minute to answer, on the slowest machine. A test of the limit passes its own, or sets it with
     `confirm_within`."""
-    for kind in (Bus, Idempotency, Quota, SharedRate):
+    for kind in (Idempotency, Quota, SharedRate):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
     for kind in (Link, ClusterLink):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "max_unanswered_looks", 60)

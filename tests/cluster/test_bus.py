@@ -62,23 +62,6 @@ async def test_publish_whose_connection_breaks_is_not_repeated(link, keys):
         await publishing
 
 
-async def test_workers_that_are_not_subscribed_are_named(link, keys, start_worker):
-    bus = Bus(link, keys)
-    workers = [await start_worker(k) for k in (1, 2)]
-    # Each worker's canary is heard too, every two seconds.
-    canaries = {topic for worker in workers for topic in worker.registry.canary.topics}
-    pushes = []
-    for worker in workers:
-        worker.link.on_push = lambda topic, payload: topic in canaries or pushes.append((topic, payload))
-    names = [worker.registry.worker_id.rpartition(".")[0] for worker in workers]
-    assert await bus.not_listening(names) == []
-    assert await bus.not_listening([]) == []
-    # As many connections as workers, but one of them is of a worker that ended.
-    assert await bus.not_listening([names[0], "0123456789ab.3"]) == ["0123456789ab.3"]
-    # Nothing is sent to them for that.
-    assert pushes == []
-
-
 # Cache channels
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from helpers.lengths import is_long
-from helpers.server import Server
+from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
 from helpers.wire import Socket, signed_path
 
 # A publish is given up with 503 when Redis or control is late by this time, a little less than 2 s.
@@ -49,6 +49,17 @@ class Published:
     status: int = 0
     answered_at: float = 0.0
     retry_after: str | None = None
+
+
+@dataclass
+class ControlPort:
+    """The API of a node on its control port, which no worker answers."""
+
+    server: Server
+
+    def __post_init__(self) -> None:
+        self.port = self.server.control_port
+        self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
 
 
 @dataclass

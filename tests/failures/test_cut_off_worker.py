@@ -11,14 +11,13 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import aiohttp
 import pytest
 import redis as redis_py
 
-from failures.publishing import Publisher, check, delivery_is_back, is_right
-from helpers.server import APP_ID, APP_KEY, APP_SECRET, Server
+from failures.publishing import ControlPort, Publisher, check, delivery_is_back, is_right
+from helpers.server import Server
 from helpers.wire import Api, Socket, end_all, eventually, sockets_by_worker, subscribe_all
 
 HEADING = "A worker without Redis"
@@ -56,17 +55,6 @@ async def obstacle(node: Server) -> str:
 
 async def is_named(node: Server, number: int) -> bool:
     return f"worker {number} can't reach Redis" in await obstacle(node)
-
-
-@dataclass
-class ControlPort:
-    """The API of a node on its control port, which no worker answers."""
-
-    server: Server
-
-    def __post_init__(self) -> None:
-        self.port = self.server.control_port
-        self.app_id, self.app_key, self.app_secret = APP_ID, APP_KEY, APP_SECRET
 
 
 class Crowd:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import aiohttp
 import pytest
 
-from failures.publishing import Publisher, check, delivery_is_back
+from failures.publishing import ControlPort, Publisher, check, delivery_is_back
 from helpers.proxy import Proxy
 from helpers.server import Server, rss_bytes
 from helpers.wire import Api, Socket, connect_many, eventually, signed_path, subscribe_all
@@ -190,11 +190,11 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(proxy, behind
     connections = proxy.accepted
     proxy.stall()
     stalled_at = time.monotonic()
-    while proxy.accepted < connections + 2:  # The worker's connection and control's.
+    while proxy.accepted < connections + 3:  # Those of the worker, of control and of the supervisor.
         assert time.monotonic() < stalled_at + 60, "still on the old connections"
         await asyncio.sleep(0.05)
     replaced_s = time.monotonic() - stalled_at
-    figures.note("Redis restarts or is away", "Redis silent: both connections replaced", replaced_s, "s", "15 s")
+    figures.note("Redis restarts or is away", "Redis silent: connections replaced", replaced_s, "s", "15 s")
     proxy.resume()
     async with Api(server) as api:
         event = {"name": "e", "channels": ["presence-stalled"], "data": ""}
@@ -202,6 +202,31 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(proxy, behind
         await socket.next("e")
         assert await api.users("presence-stalled") == ["member"]
     assert not socket.all("pusher_internal:member_removed")
+    await socket.close()
+
+
+async def test_no_event_is_confirmed_for_the_connection_that_a_worker_had_before(proxy, behind_proxy) -> None:
+    """The network is cut, and Redis keeps the connections. Control is back before the worker, whose old connection
+    still has its subscriptions there."""
+    server = behind_proxy
+    (worker_pid,) = server.worker_pids()
+    socket = await Socket.connect(server)
+    await socket.subscribe("orphaned")
+    async with Api(ControlPort(server)) as api:
+        os.kill(worker_pid, signal.SIGSTOP)
+        try:
+            connections = proxy.accepted
+            proxy.orphan()
+            while proxy.accepted < connections + 2:  # Control and the supervisor.
+                await asyncio.sleep(0.005)
+            event = {"name": "early", "channels": ["orphaned"], "data": ""}
+            assert (await api.ask("POST", "/events", event))[0] == 503
+        finally:
+            os.kill(worker_pid, signal.SIGCONT)
+        event = {"name": "e", "channels": ["orphaned"], "data": ""}
+        await eventually(lambda: api.ask("POST", "/events", event), (200, {}))
+        await socket.next("e", "orphaned")
+    assert not socket.all("early")
     await socket.close()
 
 

@@ -65,6 +65,9 @@ class Proxy:
         self._noting = False
         self._swallowing = False
         self._open: set[asyncio.StreamWriter] = set()
+        # Of `_open`: the ends of clients, and those at the upstream server whose client's end was aborted.
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._orphans: set[asyncio.StreamWriter] = set()
         self._flowing: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -89,6 +92,11 @@ class Proxy:
     def cut(self) -> None:
         """Aborts all connections at both ends. New ones are accepted."""
         self._do(self._cut)
+
+    def orphan(self) -> None:
+        """Aborts all connections at the client's end only: upstream keeps them until the proxy ends, as a server does
+        of a client whose network was cut. New ones are accepted."""
+        self._do(self._orphan)
 
     def stall(self) -> None:
         """Forwards nothing in either direction until `resume`. Connections stay open."""
@@ -158,9 +166,15 @@ class Proxy:
         for writer in self._open:
             writer.transport.abort()
 
+    def _orphan(self) -> None:
+        self._orphans |= self._open - self._clients
+        for writer in self._clients:
+            writer.transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = {writer}
         self._open.add(writer)
+        self._clients.add(writer)
         try:
             if isinstance(self.upstream, str):
                 other_reader, other_writer = await asyncio.open_unix_connection(self.upstream)
@@ -176,6 +190,8 @@ class Proxy:
         except* (OSError, EOFError):
             pass
         finally:
+            self._clients.discard(writer)
+            ends -= self._orphans
             self._open -= ends
             for end in ends:
                 end.transport.abort()

@@ -8,10 +8,9 @@ it publishes it. Events that need none of this are a plain PUBLISH. history.py r
 """
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,7 +23,7 @@ from redpoll.cluster.envelopes import cached_envelope, console_envelope, event_e
 from redpoll.cluster.hooks import Hook
 from redpoll.cluster.publish_call import CacheTerms, Flag, PublishRefused, RowTerms, StoreTerms, decode, encode
 from redpoll.cluster.redis.calls import Publishes, Refused
-from redpoll.cluster.redis.keys import CONSOLE_TOPIC, SHARDS, Keys, cap_of_shard
+from redpoll.cluster.redis.keys import CONSOLE_TOPIC, Keys, cap_of_shard
 from redpoll.cluster.redis.link import Done, Link, LinkDown
 from redpoll.cluster.redis.primary import Checked, question_of
 from redpoll.cluster.redis.scripts import PUBLISH
@@ -133,7 +132,7 @@ class Bus:
     because too many rows are unread.
     """
 
-    def __init__(self, link: Link, keys: Keys, *, confirm_s: float = CONFIRM_S) -> None:
+    def __init__(self, link: Link, keys: Keys) -> None:
         self.published = 0
         self.unkept = 0
         self.uncached = 0
@@ -143,7 +142,6 @@ class Bus:
         self._epochs = count(1)
         self.link = link
         self._keys = keys
-        self._confirm_s = confirm_s
         # After the events of `post`, `send` and `send_now`, Redis is asked whether it is the primary (primary.py), and
         # their `done` gets 1, or why they are not confirmed. Not in a Cluster: a former master of a slot forwards what
         # is published there to the present one.
@@ -324,22 +322,3 @@ class Bus:
         names, args = encode(self._keys, app.id, channel, flags, tail, cache, MARKED_S, store, row, once, index)
         self.published += 1
         self.link.run(PUBLISH, names, args, _ScriptAnswer(self, done))
-
-    async def not_listening(self, processes: Collection[str]) -> list[str]:
-        """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics. A connection of a dead
-        worker, which Redis may keep for minutes, can't stand in for a living one here."""
-        keys = self._keys
-        shards = range(SHARDS if keys.sharded else 1)
-        topics = [keys.here_of(at, process) for process in processes for at in shards]
-        if not topics:
-            return []
-        # Shorter than `topics` if Redis doesn't answer.
-        counts = dict(zip(topics, await self._subscribers(topics), strict=False))
-        return [process for process in processes if not all(counts.get(keys.here_of(at, process)) for at in shards)]
-
-    async def _subscribers(self, topics: Sequence[bytes]) -> Sequence[int]:
-        if self.link.up:
-            with contextlib.suppress(TimeoutError, LinkDown, hiredis.ReplyError):
-                async with asyncio.timeout(self._confirm_s):
-                    return await self.link.subscribers(topics)
-        return [0]

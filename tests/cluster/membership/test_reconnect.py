@@ -11,6 +11,7 @@ from redpoll.cluster.membership.connection_state import ConnectionState
 from redpoll.cluster.membership.hold_call import hold_keys
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.scripts import HOLD
+from redpoll.cluster.roll_call import RollCall
 
 ROOM = "presence-room"
 
@@ -108,7 +109,8 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     bus = Bus(link, keys)
     a.link.drop("for the test")
     await wait_until(lambda: a.link.connects == 2)
-    while await bus.not_listening([a.registry.worker_id.rpartition(".")[0]]):
+    roll_call = RollCall(link, keys)
+    while await roll_call.absent([a.registry.worker_id.rpartition(".")[0]]):
         await link.ask(b"PING")
     assert await publish_all(bus, a.app, [Outgoing("news", "e", "1")]) == [1]
     await wait_until(lambda: len(socket.events) == 1)

@@ -1,6 +1,7 @@
 """Whom publishes wait for after a break: a real Redis, with the topics and heartbeats of several nodes."""
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 
 import msgspec
@@ -8,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from helpers.known_nodes import known
-from redpoll.cluster.bus import Bus
 from redpoll.cluster.nodes import Node, NodesView
 from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.roll_call import answerers
 from redpoll.control.publish import publish_gate
 from redpoll.control.publish.publish_gate import PublishGate
 
@@ -28,7 +29,9 @@ class World:
         self.view.alive = [1]
         # It logs at once whom it waits for.
         times = {"check_every_s": 0.001, "read_nodes_every_s": 0.05, "first_log_s": 0.0}
-        self.gate = PublishGate(Bus(link, keys), link, keys.nodes, self.view, **times)
+        self.gate = PublishGate(link, keys, self.view, **times)
+        # Who answers when its topic is called.
+        self.heard: dict[bytes, Callable[[bytes], None]] = {}
         self.reads = 0
         read_nodes = self.gate._read_nodes
 
@@ -73,8 +76,12 @@ class World:
         other = known(run, "b", alive=alive, workers=workers, beat=beat, without_clients=without_clients)
         self.view.update([known(OWN, workers=[1]), other], None)
 
-    async def subscribe(self, *names: str) -> None:
+    async def subscribe(self, *names: str, answers: bool = True) -> None:
+        """As workers do. Without `answers`: as a connection does that broke, while Redis doesn't know it."""
         link = await self._connect()
+        for name in names if answers else ():
+            self.heard |= answerers(link, self.keys, name)
+        link.on_push = lambda topic, call: self.heard[topic](call) if answers else None
         subscribed = asyncio.get_running_loop().create_future()
         link.subscribe([self.keys.here_of(0, name) for name in names], subscribed.set_result)
         await subscribed
@@ -145,6 +152,29 @@ async def test_connection_of_a_dead_worker_does_not_stand_in_for_a_living_one(wo
     world.wait()
     await world.stays_closed()
     await world.subscribe(f"{OTHER}.1")
+    await world.opens()
+
+
+@pytest.mark.parametrize("run", [OWN, OTHER])
+async def test_connection_that_a_worker_had_before_does_not_stand_in_for_its_next_one(world, run):
+    world.know()
+    world.keep_beating(OWN)
+    world.keep_beating(OTHER)
+    await world.subscribe(f"{OTHER if run == OWN else OWN}.1")
+    await world.subscribe(f"{run}.1", answers=False)
+    world.wait()
+    await world.stays_closed()
+    await world.subscribe(f"{run}.1")
+    await world.opens()
+
+
+async def test_node_of_which_only_old_connections_are_left_shows_no_sign_of_life(world):
+    world.know()
+    world.keep_beating(OWN)
+    await world.beat(OTHER)
+    await world.subscribe(f"{OWN}.1")
+    await world.subscribe(f"{OTHER}.1", answers=False)
+    world.wait()
     await world.opens()
 
 

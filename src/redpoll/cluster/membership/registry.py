@@ -15,6 +15,7 @@ import hiredis
 import structlog
 
 from redpoll import _frame
+from redpoll.cluster import roll_call
 from redpoll.cluster.canary import Canary
 from redpoll.cluster.directory import Directory, DirectoryChanged
 from redpoll.cluster.envelopes import Envelope
@@ -104,6 +105,7 @@ class Registry:
         mailbox = mailbox or Mailbox(link, keys, run, k)
         self._readers = mailbox.topics
         self._readers[keys.sys] = partial(_hand_question, answerers)
+        self._readers |= roll_call.answerers(link, keys, f"{run}.{k}")
         self._on_reach = on_reach
         self._reach = Reach.DOWN
         self._link = link

@@ -2,26 +2,29 @@
 
 An earlier publish would be answered with 200 and reach no client of the workers that aren't subscribed yet
 (cluster/membership/README.md "Reconnecting"). Each worker subscribes a topic with its own name last; this module asks
-Redis who is missing. It reads from Redis itself which nodes there are, because what the supervisor knows may be from
-before the break. Two kinds of workers aren't waited for, because no client can be there:
+Redis who is missing, and calls the others by that topic (cluster/roll_call.py). It reads from Redis itself which nodes
+there are, because what the supervisor knows may be from before the break. Two kinds of workers aren't waited for,
+because no client can be there:
 
 - those that say that they have no clients and admit none (cut_off.py);
-- those of a node that is dead, or that has written no heartbeat and subscribed no topic 1.5 s after the break, while
-  our own node has. Live nodes write one every second.
+- those of a node that is dead, or that has written no heartbeat and answered no call 1.5 s after the break, while our
+  own node has. Live nodes write one every second.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final
 
 import hiredis
 import msgspec
 import structlog
 
 from redpoll.cluster.nodes import Node, NodesView
+from redpoll.cluster.redis.keys import Keys
 from redpoll.cluster.redis.link import Link, LinkDown
+from redpoll.cluster.roll_call import RollCall
 
 __all__ = ["PublishGate"]
 
@@ -37,10 +40,6 @@ _MAX_READS_WITHOUT_SIGN: Final = 6
 _FIRST_LOG_S: Final = 2.0
 _LOG_EVERY_S: Final = 10.0
 _MAX_NAMES_LOGGED: Final = 20
-
-
-class _Topics(Protocol):
-    async def not_listening(self, processes: Collection[str]) -> list[str]: ...
 
 
 class _Seen:
@@ -65,18 +64,16 @@ class PublishGate:
 
     def __init__(
         self,
-        topics: _Topics,
         link: Link,
-        nodes_key: bytes,
+        keys: Keys,
         view: NodesView,
         *,
         check_every_s: float = _CHECK_EVERY_S,
         read_nodes_every_s: float = _READ_NODES_EVERY_S,
         first_log_s: float = _FIRST_LOG_S,
     ) -> None:
-        self._topics = topics
         self._link = link
-        self._key = nodes_key
+        self._keys = keys
         self._view = view
         self._check_every_s = check_every_s
         self._read_nodes_every_s = read_nodes_every_s
@@ -87,13 +84,12 @@ class PublishGate:
         log_at = loop.time() + self._first_log_s
         read_at = loop.time()
         seen: dict[str, _Seen] = {}
-        # Those that were subscribed once on this connection.
-        subscribed: set[str] = set()
+        roll_call = RollCall(self._link, self._keys)
         while True:
             if loop.time() >= read_at:
                 await self._read_nodes(seen)
                 read_at = loop.time() + self._read_nodes_every_s
-            missing = await self._missing(seen, subscribed)
+            missing = await self._missing(seen, roll_call)
             if missing is not None and not missing:
                 return
             if loop.time() >= log_at:
@@ -105,7 +101,7 @@ class PublishGate:
     async def _read_nodes(self, seen: dict[str, _Seen]) -> None:
         # The nodes' own entries, and not those that the supervisor knows: they may be from before the break.
         try:
-            table = await self._link.ask(b"HGETALL", self._key)
+            table = await self._link.ask(b"HGETALL", self._keys.nodes)
         except (LinkDown, hiredis.ReplyError):
             # After a break the wait is cancelled; after an error nothing was seen.
             return
@@ -113,7 +109,7 @@ class PublishGate:
         for run in {*seen, *entries, *self._view.others}:
             seen.setdefault(run, _Seen(entries.get(run))).read(entries.get(run))
 
-    async def _missing(self, seen: Mapping[str, _Seen], subscribed: set[str]) -> list[str] | None:
+    async def _missing(self, seen: Mapping[str, _Seen], roll_call: RollCall) -> list[str] | None:
         """Whom publishes wait for, with the names of their nodes; None before our own node's first heartbeat."""
         view, own_run = self._view, self._view.run
         if not view.known:
@@ -121,8 +117,7 @@ class PublishGate:
         own_names = [f"{own_run}.{k}" for k in view.alive if k not in view.without_clients]
         by_run = {run: self._workers_of(run, one) for run, one in seen.items() if run != own_run}
         wanted = {*own_names, *(name for names in by_run.values() for name in names)}
-        absent = set(await self._topics.not_listening(sorted(wanted - subscribed)))
-        subscribed |= wanted - absent
+        absent = await roll_call.absent(sorted(wanted))
         missing = [name for name in own_names if name in absent]
         own = seen.get(own_run)
         for run, names in sorted(by_run.items()):

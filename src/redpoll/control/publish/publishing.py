@@ -26,7 +26,7 @@ class Publishing:
 
     def __init__(self, link: Link, keys: Keys, view: NodesView, records: Records, leads: Callable[[], bool]) -> None:
         self.bus = Bus(link, keys)
-        gate = PublishGate(self.bus, link, keys.nodes, view)
+        gate = PublishGate(link, keys, view)
         self.publisher = Publisher(self.bus, gate.wait, lambda: link.kept_shards)
         self.daily = DailyLimit(Quota(link, keys), records, lambda: link.kept_shards, leads=leads)
 
