@@ -22,10 +22,7 @@ __all__ = ["RollCall", "answerers"]
 
 _LIFETIME_S: Final = 10
 _ANSWERED_WITHIN_S: Final = 1.9
-# A worker is called again after so many looks without its answer.
 _LOOKS_BETWEEN_CALLS: Final = 10
-# A subscribed worker that leaves so many calls unanswered is busy or hangs: its subscription counts. Its supervisor
-# replaces it if it hangs, and until then all nodes would refuse publishes.
 _MAX_CALLS: Final = 50
 
 
@@ -42,26 +39,33 @@ def answerers(link: Link, keys: Keys, process: str) -> dict[bytes, Callable[[byt
     return {keys.here_of(at, process): partial(answer, at) for at in range(SHARDS if keys.sharded else 1)}
 
 
-class _Called:
-    """A worker that was called: how often, how many looks ago, and which connections haven't answered."""
-
-    __slots__ = ("calls", "looks", "silent")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.looks = 0
-        self.silent: set[int] = set()
-
-
 class RollCall:
-    """One for each break of control's connection; `present` has the workers that hear what is published."""
+    """One for each break of control's connection. `present` has the workers that hear what is published, and `calls`
+    says how often each subscribed worker was called.
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    A worker is called again after `looks_between_calls` without its answer. One that leaves `max_calls` unanswered is
+    busy or hangs: its subscription counts. Its supervisor replaces one that hangs, and all nodes would refuse publishes
+    until then.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        *,
+        looks_between_calls: int = _LOOKS_BETWEEN_CALLS,
+        max_calls: int = _MAX_CALLS,
+    ) -> None:
         self.present: set[str] = set()
+        self.calls: dict[str, int] = {}
         self._link = link
         self._keys = keys
         self._id = secrets.token_hex(8)
-        self._called: dict[str, _Called] = {}
+        self._looks_between_calls = looks_between_calls
+        self._max_calls = max_calls
+        # How many looks ago each was called, and which of its connections, by a shard, haven't answered.
+        self._looks: dict[str, int] = {}
+        self._silent: dict[str, set[int]] = {}
 
     async def absent(self, processes: Collection[str]) -> set[str]:
         """Those of these worker processes, `RUN.K`, that haven't subscribed all their topics, or haven't answered. Call
@@ -70,11 +74,9 @@ class RollCall:
         if asked:
             with contextlib.suppress(TimeoutError, LinkDown, hiredis.ReplyError):
                 async with asyncio.timeout(_ANSWERED_WITHIN_S):
-                    commands = self._call(await self._subscribed(asked))
-                    *_, answers = await self._link.ask_all(
-                        [*commands, (b"LRANGE", self._keys.answers(self._id), 0, -1)]
-                    )
-                    self._hear(answers)
+                    calls = self._call(await self._subscribed(asked))
+                    answered = (b"LRANGE", self._keys.answers(self._id), 0, -1)
+                    self._hear((await self._link.ask_all([*calls, answered]))[-1])
         return {process for process in asked if process not in self.present}
 
     async def _subscribed(self, processes: Sequence[str]) -> list[str]:
@@ -87,25 +89,24 @@ class RollCall:
     def _call(self, processes: Sequence[str]) -> list[tuple[Any, ...]]:
         commands: list[tuple[Any, ...]] = []
         for process in processes:
-            called = self._called.setdefault(process, _Called())
-            if called.calls and called.looks < _LOOKS_BETWEEN_CALLS:
-                called.looks += 1
-            elif called.calls == _MAX_CALLS:
+            calls, looks = self.calls.get(process, 0), self._looks.get(process, 0)
+            if calls and looks < self._looks_between_calls:
+                self._looks[process] = looks + 1
+            elif calls == self._max_calls:
                 self.present.add(process)
             else:
-                called.calls += 1
-                called.looks = 0
+                self.calls[process], self._looks[process] = calls + 1, 0
                 # In a Cluster, one topic on each master: the worker has a connection to each.
-                called.silent = set(self._link.shard_of_each_connection())
-                publish, call = self._keys.publish, self._id
-                commands += [(publish, self._keys.here_of(at, process), call) for at in sorted(called.silent)]
+                shards = self._link.shard_of_each_connection()
+                self._silent[process] = set(shards)
+                commands += [(self._keys.publish, self._keys.here_of(at, process), self._id) for at in shards]
         return commands
 
     def _hear(self, answers: Sequence[bytes]) -> None:
         for answer in answers:
             process, at = answer.decode().split(" ")
-            called = self._called.get(process)
-            if called is not None:
-                called.silent.discard(int(at))
-                if not called.silent:
+            silent = self._silent.get(process)
+            if silent is not None:
+                silent.discard(int(at))
+                if not silent:
                     self.present.add(process)
