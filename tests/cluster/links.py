@@ -12,6 +12,7 @@ from redpoll.cluster.membership.registry import LocalChannel, Registry
 from redpoll.cluster.quota import Quota
 from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.link import Link
+from redpoll.cluster.roll_call import RollCall
 from redpoll.cluster.shared_rate import SharedRate
 
 
@@ -20,6 +21,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     `confirm_within`."""
     for kind in (Idempotency, Quota, SharedRate):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "confirm_s", 60.0)
+    monkeypatch.setitem(RollCall.__init__.__kwdefaults__, "redis_answers_s", 60.0)
     for kind in (Link, ClusterLink):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, "max_unanswered_looks", 60)
     confirm_within(monkeypatch, 60.0)

@@ -4,6 +4,8 @@ import asyncio
 
 from cluster.links import deafen, hear, quick_link
 from helpers.sentinel import redis_cluster
+from redpoll.cluster.redis.keys import Keys
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.roll_call import RollCall
 
 STRANGER = "0123456789ab.3"
@@ -13,25 +15,33 @@ def process_of(worker) -> str:
     return worker.registry.worker_id.rpartition(".")[0]
 
 
-async def all_answer(called: RollCall, processes: list[str]) -> None:
+def begin(link: Link, keys: Keys) -> RollCall:
+    roll_call = RollCall(link, keys, looks_between_calls=2)
+    link.on_push = lambda topic, answer: roll_call.received(answer)
+    roll_call.begin()
+    return roll_call
+
+
+async def all_answer(roll_call: RollCall, processes: list[str]) -> None:
     async with asyncio.timeout(60):
-        while await called.absent(processes):
+        while await roll_call.absent(processes):
             await asyncio.sleep(0.001)
 
 
-async def leave_calls_unanswered(called: RollCall, process: str, calls: int) -> None:
-    while called.calls[process] < calls:
-        assert await called.absent([process]) == {process}
+async def leaves_calls_unanswered(roll_call: RollCall, process: str, calls: int = 5) -> None:
+    async with asyncio.timeout(60):
+        while roll_call.calls.get(process, 0) < calls:
+            assert await roll_call.absent([process]) == {process}
 
 
 async def test_subscribed_workers_answer_and_others_are_absent(link, keys, start_worker):
     names = [process_of(await start_worker(k)) for k in (1, 2)]
-    called = RollCall(link, keys)
-    await all_answer(called, names)
-    assert called.present == set(names)
-    assert await called.absent([]) == set()
-    # As many connections as workers, but one of them is of a worker that ended.
-    assert await called.absent([names[0], STRANGER]) == {STRANGER}
+    roll_call = begin(link, keys)
+    await all_answer(roll_call, names)
+    assert await roll_call.absent([]) == set()
+    # As many connections as workers, but one of them is of a worker that ended. One that isn't subscribed isn't called.
+    assert await roll_call.absent([names[0], STRANGER]) == {STRANGER}
+    assert set(roll_call.calls) == set(names)
 
 
 async def test_old_connection_of_a_worker_does_not_answer_for_it(redis, link, keys, start_worker):
@@ -45,12 +55,11 @@ async def test_old_connection_of_a_worker_does_not_answer_for_it(redis, link, ke
     old.subscribe([keys.here_of(0, process)], subscribed.set_result)
     await subscribed
     await worker.kill()
-    called = RollCall(link, keys)
-    assert await called.absent([process]) == {process}
-    await leave_calls_unanswered(called, process, 3)
+    roll_call = begin(link, keys)
+    await leaves_calls_unanswered(roll_call, process)
     again = await start_worker(1)
     assert process_of(again) == process
-    await all_answer(called, [process])
+    await all_answer(roll_call, [process])
     await old.close()
 
 
@@ -58,41 +67,67 @@ async def test_worker_that_does_not_read_answers_late(link, keys, start_worker):
     worker = await start_worker(1)
     process = process_of(worker)
     deafen(worker.link)
-    called = RollCall(link, keys)
-    assert await called.absent([process]) == {process}
-    await leave_calls_unanswered(called, process, 3)
+    roll_call = begin(link, keys)
+    await leaves_calls_unanswered(roll_call, process)
     hear(worker.link)
-    await all_answer(called, [process])
+    await all_answer(roll_call, [process])
 
 
-async def test_subscribed_worker_that_leaves_many_calls_unanswered_counts(link, keys, start_worker):
-    worker = await start_worker(1)
-    process = process_of(worker)
-    deafen(worker.link)
-    called = RollCall(link, keys, looks_between_calls=2, max_calls=5)
-    assert await called.absent([process, STRANGER]) == {process, STRANGER}
-    await leave_calls_unanswered(called, process, 5)
+async def test_worker_whose_connection_breaks_while_others_are_waited_for_is_absent_again(
+    link, keys, start_worker, wait_until
+):
+    one, other = [await start_worker(k) for k in (1, 2)]
+    names = [process_of(one), process_of(other)]
+    deafen(other.link)
+    roll_call = begin(link, keys)
     async with asyncio.timeout(60):
-        while await called.absent([process, STRANGER]) != {STRANGER}:
+        while await roll_call.absent(names) != {names[1]}:
             pass
-    # One that isn't subscribed is never called.
-    assert set(called.calls) == {process}
-    hear(worker.link)
+    await one.kill()
+    hear(other.link)
+    # Redis has seen the end of the connection.
+    async with asyncio.timeout(60):
+        while await link.subscribers([keys.here_of(0, names[0])]) != [0]:
+            pass
+    async with asyncio.timeout(60):
+        while names[1] in await roll_call.absent(names):
+            pass
+    assert await roll_call.absent(names) == {names[0]}
 
 
 async def test_nothing_is_learned_from_a_redis_that_is_away(link, keys, start_worker):
     process = process_of(await start_worker(1))
-    called = RollCall(link, keys)
+    roll_call = begin(link, keys)
     link.drop("for the test")
-    assert await called.absent([process]) == {process}
+    assert await roll_call.absent([process]) == {process}
     await link.wait_up()
-    await all_answer(called, [process])
+    roll_call = begin(link, keys)
+    await all_answer(roll_call, [process])
 
 
-async def test_full_redis_takes_the_answers(link, keys, start_worker, full):
+async def test_redis_that_refuses_writes_passes_the_answers_on(link, keys, start_worker, full):
     process = process_of(await start_worker(1))
-    async with full():
-        await all_answer(RollCall(link, keys), [process])
+    await link.ask(b"CONFIG", b"SET", b"min-replicas-to-write", 1)
+    try:
+        async with full():
+            await all_answer(begin(link, keys), [process])
+    finally:
+        await link.ask(b"CONFIG", b"SET", b"min-replicas-to-write", 0)
+
+
+async def test_answers_of_another_form_are_ignored(link, keys, start_worker):
+    process = process_of(await start_worker(1))
+    roll_call = begin(link, keys)
+    for answer in (b"", b"x", b"x y", process.encode(), process.encode() + b" \xff", process.encode() + b" 0 more"):
+        roll_call.received(answer)
+    await all_answer(roll_call, [process])
+
+
+async def test_after_the_end_no_answers_come(link, keys):
+    roll_call = begin(link, keys)
+    assert await link.subscribers([roll_call.answers]) == [1]
+    roll_call.end()
+    assert await link.subscribers([roll_call.answers]) == [0]
 
 
 async def test_in_a_cluster_the_connection_to_each_master_answers(start_worker, make_truth, wait_until):
@@ -100,11 +135,10 @@ async def test_in_a_cluster_the_connection_to_each_master_answers(start_worker, 
         worker = await start_worker(1, server=cluster)
         link, keys, process = (await make_truth(cluster)).link, worker.keys, process_of(worker)
         await wait_until(lambda: worker.registry.reach is worker.registry.reach.SUBSCRIBED)
-        await all_answer(RollCall(link, keys), [process])
-        connections = list(worker.link.links.values())
-        connections[1].connection.transport.pause_reading()
-        called = RollCall(link, keys)
-        await called.absent([process])
-        await leave_calls_unanswered(called, process, 3)
-        connections[1].connection.transport.resume_reading()
-        await all_answer(called, [process])
+        await all_answer(begin(link, keys), [process])
+        for connected in worker.link.links.values():
+            connected.connection.transport.pause_reading()
+            roll_call = begin(link, keys)
+            await leaves_calls_unanswered(roll_call, process)
+            connected.connection.transport.resume_reading()
+            await all_answer(roll_call, [process])

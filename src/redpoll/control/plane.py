@@ -323,11 +323,7 @@ class ControlPlane:
         self.webhooks.prepare()
         await self.grants.load()
         self.grants.start()
-        self.link.start(
-            on_push=self._push_received,
-            on_up=self._link_up,
-            on_down=self._link_down,
-        )
+        self.link.start(on_push=self._push_received, on_up=self._link_up, on_down=self._link_down)
         self.janitor.start()
         self.dashboard.start((route for route in self.routes.all if route.limited), self.front.times_by_app)
         self.publishing.start()
@@ -429,6 +425,7 @@ class ControlPlane:
         self.publishing.link_down()
 
     def _push_received(self, topic: bytes, payload: bytes) -> None:
+        self.publishing.received(topic, payload)
         self.node_survey.received(topic, payload)
         self.store_sync.received(topic, payload)
 

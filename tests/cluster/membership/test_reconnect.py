@@ -110,6 +110,8 @@ async def test_events_flow_again_after_a_break(a, link, keys, wait_until):
     a.link.drop("for the test")
     await wait_until(lambda: a.link.connects == 2)
     roll_call = RollCall(link, keys)
+    link.on_push = lambda topic, answer: roll_call.received(answer)
+    roll_call.begin()
     while await roll_call.absent([a.registry.worker_id.rpartition(".")[0]]):
         await link.ask(b"PING")
     assert await publish_all(bus, a.app, [Outgoing("news", "e", "1")]) == [1]

@@ -79,6 +79,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
     placed = TAGS[shard("A", "%places")].decode()
     traced = TAGS[shard("", "RUN")].decode()
     limited = TAGS[shard("", "ADDRESS")].decode()
+    called = TAGS[shard("", "ID")].decode()
     boxed, session = TAGS[shard("", "RUN.7")].decode(), TAGS[shard("", "N/S")].decode()
     built = {
         keys.clock(at),
@@ -121,6 +122,7 @@ def test_every_name_follows_a_row_of_the_table_in_the_readme():
         keys.topic("A", CONSOLE_TOPIC).replace(b"{%b}" % watched.encode(), b"{%b}" % tag.encode()),
         keys.sys,
         keys.here_of(at, "RUN.K"),
+        keys.roll_call("ID").replace(b"{%b}" % called.encode(), b"{%b}" % tag.encode()),
         keys.news,
         keys.records,
         keys.controls,

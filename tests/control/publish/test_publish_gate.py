@@ -30,6 +30,7 @@ class World:
         # It logs at once whom it waits for.
         times = {"check_every_s": 0.001, "read_nodes_every_s": 0.05, "first_log_s": 0.0}
         self.gate = PublishGate(link, keys, self.view, **times)
+        link.on_push = self.gate.received
         # Who answers when its topic is called.
         self.heard: dict[bytes, Callable[[bytes], None]] = {}
         self.reads = 0

@@ -215,6 +215,9 @@ class Keys:
         """`process` is a worker process, `RUN.K`."""
         return b"%bhere:%b" % (self.heads[at], process.encode())
 
+    def roll_call(self, call: str) -> bytes:
+        return b"%bcalled:%b" % (self.shards.head("", call), call.encode())
+
     def canary(self, at: int, run: str, k: int) -> bytes:
         return b"%bcanary:%b.%d" % (self.heads[at], run.encode(), k)
 

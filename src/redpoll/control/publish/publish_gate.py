@@ -60,7 +60,8 @@ class _Seen:
 
 
 class PublishGate:
-    """`wait` returns when publishes may go on; cancel it when the connection breaks."""
+    """`wait` returns when publishes may go on; cancel it when the connection breaks. Call `received` with each message
+    of Redis."""
 
     def __init__(
         self,
@@ -78,13 +79,26 @@ class PublishGate:
         self._check_every_s = check_every_s
         self._read_nodes_every_s = read_nodes_every_s
         self._first_log_s = first_log_s
+        self._roll_call: RollCall | None = None
+
+    def received(self, topic: bytes, payload: bytes) -> None:
+        """Takes a message of Redis, if it is for this."""
+        if self._roll_call is not None and topic == self._roll_call.answers:
+            self._roll_call.received(payload)
 
     async def wait(self) -> None:
+        roll_call = self._roll_call = RollCall(self._link, self._keys)
+        roll_call.begin()
+        try:
+            await self._wait_for_all(roll_call)
+        finally:
+            roll_call.end()
+
+    async def _wait_for_all(self, roll_call: RollCall) -> None:
         loop = asyncio.get_running_loop()
         log_at = loop.time() + self._first_log_s
         read_at = loop.time()
         seen: dict[str, _Seen] = {}
-        roll_call = RollCall(self._link, self._keys)
         while True:
             if loop.time() >= read_at:
                 await self._read_nodes(seen)

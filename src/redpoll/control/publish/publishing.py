@@ -22,12 +22,13 @@ __all__ = ["Publishing"]
 
 
 class Publishing:
-    """`leads()`: this node leads, and the record store knows it. Call `link_up` and `link_down` as they happen."""
+    """`leads()`: this node leads, and the record store knows it. Call `link_up` and `link_down` as they happen, and
+    `received` with each message of Redis."""
 
     def __init__(self, link: Link, keys: Keys, view: NodesView, records: Records, leads: Callable[[], bool]) -> None:
         self.bus = Bus(link, keys)
-        gate = PublishGate(link, keys, view)
-        self.publisher = Publisher(self.bus, gate.wait, lambda: link.kept_shards)
+        self._gate = PublishGate(link, keys, view)
+        self.publisher = Publisher(self.bus, self._gate.wait, lambda: link.kept_shards)
         self.daily = DailyLimit(Quota(link, keys), records, lambda: link.kept_shards, leads=leads)
 
     def start(self) -> None:
@@ -40,6 +41,9 @@ class Publishing:
     def link_down(self) -> None:
         self.publisher.link_down()
         self.daily.link_down()
+
+    def received(self, topic: bytes, payload: bytes) -> None:
+        self._gate.received(topic, payload)
 
     async def finish(self) -> None:
         self.publisher.close()
