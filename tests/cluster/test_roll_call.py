@@ -17,7 +17,7 @@ def process_of(worker) -> str:
 
 def begin(link: Link, keys: Keys) -> RollCall:
     roll_call = RollCall(link, keys, looks_between_calls=2)
-    link.on_push = lambda topic, answer: roll_call.received(answer)
+    link.on_push = lambda topic, answer: topic == roll_call.answers and roll_call.received(answer)
     roll_call.begin()
     return roll_call
 
@@ -116,11 +116,28 @@ async def test_redis_that_refuses_writes_passes_the_answers_on(link, keys, start
 
 
 async def test_answers_of_another_form_are_ignored(link, keys, start_worker):
-    process = process_of(await start_worker(1))
+    worker = await start_worker(1)
+    process = process_of(worker)
+    deafen(worker.link)
     roll_call = begin(link, keys)
-    for answer in (b"", b"x", b"x y", process.encode(), process.encode() + b" \xff", process.encode() + b" 0 more"):
+    await leaves_calls_unanswered(roll_call, process)
+    named = process.encode()
+    for answer in (b"", b"x", b" 0", b"x 0", b"\xff 0", named, named + b" ", named + b" 0 1", named + b" \xb2"):
         roll_call.received(answer)
+    assert await roll_call.absent([process]) == {process}
+    hear(worker.link)
     await all_answer(roll_call, [process])
+
+
+async def test_refused_subscribe_of_the_answers_breaks_the_connection(link, keys, redis, wait_until):
+    await link.ask(b"ACL", b"SETUSER", b"limited", b"on", b">pw", b"~*", b"+@all", b"resetchannels")
+    limited = quick_link(f"unix://limited:pw@{redis.path}")
+    limited.start()
+    await limited.wait_up()
+    begin(limited, keys)
+    await wait_until(lambda: limited.connects > 1)
+    await limited.close()
+    await link.ask(b"ACL", b"DELUSER", b"limited")
 
 
 async def test_after_the_end_no_answers_come(link, keys):

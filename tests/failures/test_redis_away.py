@@ -205,7 +205,9 @@ async def test_connection_to_a_redis_that_says_nothing_is_replaced(proxy, behind
     await socket.close()
 
 
-async def test_no_event_is_confirmed_for_the_connection_that_a_worker_had_before(proxy, behind_proxy) -> None:
+async def test_no_event_is_confirmed_for_the_connection_that_a_worker_had_before(
+    proxy, behind_proxy, wait_until
+) -> None:
     """The network is cut, and Redis keeps the connections. Control is back before the worker, whose old connection
     still has its subscriptions there."""
     server = behind_proxy
@@ -217,8 +219,8 @@ async def test_no_event_is_confirmed_for_the_connection_that_a_worker_had_before
         try:
             connections = proxy.accepted
             proxy.orphan()
-            while proxy.accepted < connections + 2:  # Control and the supervisor.
-                await asyncio.sleep(0.005)
+            # Control and the supervisor.
+            await wait_until(lambda: proxy.accepted >= connections + 2)
             event = {"name": "early", "channels": ["orphaned"], "data": ""}
             assert (await api.ask("POST", "/events", event))[0] == 503
         finally:

@@ -12,7 +12,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import hiredis
 
@@ -64,7 +64,11 @@ class RollCall:
         self._silent: dict[str, set[int]] = {}
 
     def begin(self) -> None:
-        self._link.subscribe([self.answers])
+        self._link.subscribe([self.answers], self._begun)
+
+    def _begun(self, outcome: Any) -> None:
+        if isinstance(outcome, hiredis.ReplyError):
+            self._link.drop_connection(shard_of_name(self.answers), f"SUBSCRIBE refused: {outcome}")
 
     def end(self) -> None:
         if self._link.is_usable(shard_of_name(self.answers)):
@@ -91,7 +95,9 @@ class RollCall:
                     return missing
                 # The connection of the first may have broken while others were waited for.
                 missing = set(processes).difference(subscribed)
-                self._present -= missing
+                for process in missing:
+                    self._present.remove(process)
+                    del self.calls[process], self._looks[process], self._silent[process]
                 return missing
         return missing or set(processes)
 

@@ -77,7 +77,7 @@ class World:
         other = known(run, "b", alive=alive, workers=workers, beat=beat, without_clients=without_clients)
         self.view.update([known(OWN, workers=[1]), other], None)
 
-    async def subscribe(self, *names: str, answers: bool = True) -> None:
+    async def subscribe(self, *names: str, answers: bool = True) -> Link:
         """As workers do. Without `answers`: as a connection does that broke, while Redis doesn't know it."""
         link = await self._connect()
         for name in names if answers else ():
@@ -86,6 +86,7 @@ class World:
         subscribed = asyncio.get_running_loop().create_future()
         link.subscribe([self.keys.here_of(0, name) for name in names], subscribed.set_result)
         await subscribed
+        return link
 
     def wait(self) -> None:
         self._waiting = asyncio.create_task(self.gate.wait())
@@ -210,6 +211,20 @@ async def test_node_without_a_sign_of_life_is_left_out_while_our_own_has_written
     # Our own heartbeats don't arrive either, so nothing is known.
     await world.stays_closed()
     world.keep_beating(OWN)
+    await world.opens()
+
+
+async def test_worker_that_answered_and_lost_its_connection_is_waited_for_again(world):
+    """It answers at once, and its connection breaks while a node without a sign of life is waited for."""
+    world.know()
+    world.keep_beating(OWN)
+    await world.beat(OTHER)
+    first = await world.subscribe(f"{OWN}.1")
+    world.wait()
+    await world.stays_closed(2)
+    await first.close()
+    await world.stays_closed()
+    await world.subscribe(f"{OWN}.1")
     await world.opens()
 
 

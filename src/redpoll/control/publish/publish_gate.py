@@ -140,6 +140,9 @@ class PublishGate:
             if without_sign and own is not None and own.changed:
                 continue
             missing += [f"{name} of {self._name_of(run)}" for name in sorted(names & absent)]
+        if absent and not missing:
+            # Only such nodes are left out: a last look at all others.
+            missing = sorted(await roll_call.absent(sorted(wanted - absent)))
         return missing
 
     def _workers_of(self, run: str, one: _Seen) -> set[str]:
