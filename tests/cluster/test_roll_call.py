@@ -129,13 +129,18 @@ async def test_answers_of_another_form_are_ignored(link, keys, start_worker):
     await all_answer(roll_call, [process])
 
 
-async def test_refused_subscribe_of_the_answers_breaks_the_connection(link, keys, redis, wait_until):
-    await link.ask(b"ACL", b"SETUSER", b"limited", b"on", b">pw", b"~*", b"+@all", b"resetchannels")
+async def test_refused_subscribe_of_the_answers_is_tried_again(link, keys, redis, start_worker):
+    process = process_of(await start_worker(1))
+    rules = [b"on", b">pw", b"~*", b"+@all", b"resetchannels"]
+    await link.ask(b"ACL", b"SETUSER", b"limited", *rules, b"&*here:*")
     limited = quick_link(f"unix://limited:pw@{redis.path}")
     limited.start()
     await limited.wait_up()
-    begin(limited, keys)
-    await wait_until(lambda: limited.connects > 1)
+    roll_call = begin(limited, keys)
+    await leaves_calls_unanswered(roll_call, process)
+    await link.ask(b"ACL", b"SETUSER", b"limited", b"allchannels")
+    await all_answer(roll_call, [process])
+    assert limited.connects == 1
     await limited.close()
     await link.ask(b"ACL", b"DELUSER", b"limited")
 

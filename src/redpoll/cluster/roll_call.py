@@ -58,6 +58,7 @@ class RollCall:
         self._keys = keys
         self._looks_between_calls = looks_between_calls
         self._redis_answers_s = redis_answers_s
+        self._refused = False
         self._present: set[str] = set()
         # How many looks ago each was called, and which of its connections, by a shard, haven't answered.
         self._looks: dict[str, int] = {}
@@ -67,8 +68,8 @@ class RollCall:
         self._link.subscribe([self.answers], self._begun)
 
     def _begun(self, outcome: Any) -> None:
-        if isinstance(outcome, hiredis.ReplyError):
-            self._link.drop_connection(shard_of_name(self.answers), f"SUBSCRIBE refused: {outcome}")
+        # If an ACL refuses it, redis/check.py says so.
+        self._refused = isinstance(outcome, hiredis.ReplyError)
 
     def end(self) -> None:
         if self._link.is_usable(shard_of_name(self.answers)):
@@ -109,6 +110,9 @@ class RollCall:
         return [process for process in processes if all(counts[keys.here_of(at, process)] for at in shards)]
 
     def _call(self, processes: Iterable[str]) -> None:
+        if self._refused:
+            self._refused = False
+            self.begin()
         for process in processes:
             calls, looks = self.calls.get(process, 0), self._looks.get(process, 0)
             if calls and looks < self._looks_between_calls:
