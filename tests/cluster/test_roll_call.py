@@ -63,19 +63,7 @@ async def test_old_connection_of_a_worker_does_not_answer_for_it(redis, link, ke
     await old.close()
 
 
-async def test_worker_that_does_not_read_answers_late(link, keys, start_worker):
-    worker = await start_worker(1)
-    process = process_of(worker)
-    deafen(worker.link)
-    roll_call = begin(link, keys)
-    await leaves_calls_unanswered(roll_call, process)
-    hear(worker.link)
-    await all_answer(roll_call, [process])
-
-
-async def test_worker_whose_connection_breaks_while_others_are_waited_for_is_absent_again(
-    link, keys, start_worker, wait_until
-):
+async def test_worker_whose_connection_breaks_while_others_are_waited_for_is_absent_again(link, keys, start_worker):
     one, other = [await start_worker(k) for k in (1, 2)]
     names = [process_of(one), process_of(other)]
     deafen(other.link)
@@ -115,7 +103,7 @@ async def test_redis_that_refuses_writes_passes_the_answers_on(link, keys, start
         await link.ask(b"CONFIG", b"SET", b"min-replicas-to-write", 0)
 
 
-async def test_answers_of_another_form_are_ignored(link, keys, start_worker):
+async def test_worker_that_does_not_read_answers_late_and_nothing_else_answers_for_it(link, keys, start_worker):
     worker = await start_worker(1)
     process = process_of(worker)
     deafen(worker.link)

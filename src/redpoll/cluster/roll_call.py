@@ -40,8 +40,8 @@ class RollCall:
     """One for each break of control's connection: `begin` it, call `absent` until it is empty, and `end` it. It needs
     the messages of the topic `answers`.
 
-    A subscribed worker is called again after `looks_between_calls` without its answer; `calls` says how often it was.
-    Redis has `redis_answers_s` to answer a look.
+    A call of `absent` is a look. A subscribed worker is called again after `looks_between_calls` looks without its
+    answer; `calls` says how often each was called. Redis has `redis_answers_s` seconds to answer a look.
     """
 
     def __init__(
