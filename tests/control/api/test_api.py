@@ -12,6 +12,7 @@ import pytest
 from redpoll import _frame
 from redpoll.cluster.bus import Unavailable
 from redpoll.cluster.idempotency import Idempotency
+from redpoll.control.api.api import Api
 from redpoll.protocol.apps import HistoryRule
 
 SECRET = "7ad3773142a6692b25b8"
@@ -95,6 +96,16 @@ async def test_info_of_a_trigger_gives_what_applies_to_each_channel(plane, occup
     }
     reply = await plane.trigger(channels=["b"], info="user_count")
     assert reply.json() == {"channels": {"b": {}}}
+
+
+async def test_confirmed_events_whose_info_came_too_late_count_as_published(plane, monkeypatch):
+    async def late(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr(Api, "_attributes", late)
+    assert (await plane.trigger(info="subscription_count")).status == 503
+    publisher = plane.plane.publishing.publisher
+    assert (publisher.events_published, publisher.unconfirmed) == (1, 0)
 
 
 async def test_info_of_a_batch_is_returned_in_the_order_of_its_events(plane, occupy):

@@ -211,6 +211,19 @@ async def test_publish_at_a_closed_gate_is_unavailable_within_the_limit(publishe
     with pytest.raises(Unavailable):
         await it.publish_all(call(event("e")), "t")
     assert bus.sent == []
+    assert it.unconfirmed == 1
+
+
+async def test_events_whose_caller_gives_up_at_a_closed_gate_are_unconfirmed(publisher, bus, gate, wait_until):
+    it = publisher(subscribed=False)
+    it.link_up()
+    waiting = asyncio.create_task(it.publish_all(call(event("e")), "t"))
+    await wait_until(lambda: gate.asked)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert bus.sent == []
+    assert it.unconfirmed == 1
 
 
 async def test_every_disconnect_closes_the_gate(publisher, gate, wait_until):

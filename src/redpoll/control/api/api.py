@@ -172,7 +172,6 @@ class Api:
                 claim = await self._idempotency.claim(app_id, correlation_id, known_by)
                 return await self._publish_once(request, claim, call)
         except TimeoutError:
-            self._publisher.unconfirmed += call.count
             raise Unavailable(f"no answer from Redis within {_PUBLISHED_WITHIN_S:g} s") from None
 
     async def _publish_once(self, request: Request, claim: Claim, call: Call) -> bytes:

@@ -224,6 +224,10 @@ class Publisher:
             try:
                 async with asyncio.timeout(self._confirm_s):
                     await self._opened.wait()
+            except asyncio.CancelledError:
+                # The caller's own time limit ended first.
+                self.unconfirmed += call.count
+                raise
             except TimeoutError:
                 self.unconfirmed += call.count
                 raise Unavailable("Redis is disconnected, or not all workers are subscribed again") from None
