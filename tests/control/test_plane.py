@@ -5,6 +5,9 @@ import asyncio
 import pytest
 
 from redpoll.cluster.redis.keys import Keys
+from redpoll.control.api.history import ChannelHistory
+from redpoll.control.http import entrance
+from redpoll.control.webhooks.webhooks import Webhooks
 from redpoll.ipc.messages import BeginStop, FitnessReport, LivingWorkers, WorkersReady
 
 
@@ -22,6 +25,35 @@ async def test_readyz_waits_for_the_workers(make_plane, redis, wait_until):
     # While draining it serves until the supervisor sends `Stop`.
     assert (await plane.trigger()).status == 200
     assert not plane.plane.finished.is_set()
+
+
+async def test_a_request_without_a_client_ends_before_what_it_uses_is_closed(make_plane, redis, monkeypatch, sign):
+    """Its store was closed under it, and the log had a traceback at each such stop."""
+    begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
+    show, finish = ChannelHistory.show, Webhooks.finish
+
+    async def slow(*args):
+        begun.set()
+        try:
+            await may_end.wait()
+            return await show(*args)
+        finally:
+            ended.append("request")
+
+    async def noted(webhooks):
+        ended.append("webhooks")
+        await finish(webhooks)
+
+    monkeypatch.setattr(ChannelHistory, "show", slow)
+    monkeypatch.setattr(Webhooks, "finish", noted)
+    # Its connection is closed, as that of a worker that ends is.
+    monkeypatch.setattr(entrance, "_FINISH_WITHIN_S", 0.01)
+    plane = await make_plane(redis.url)
+    plane.wire.send(f"GET {sign('GET', '/apps/3/channels/c/history')} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    await begun.wait()
+    asyncio.get_running_loop().call_later(0.05, may_end.set)
+    await plane.plane.finish()
+    assert ended == ["request", "webhooks"]
 
 
 async def test_without_redis_control_is_alive_but_not_ready_and_responds_503_in_time(make_plane, tmp_path):

@@ -151,13 +151,12 @@ async def _serve(start: Start, child_pipe: ChildPipe) -> None:
 
         usage, reload = plane.observation.cluster_usage, plane.live_settings.reload
         context = Context(store, records, start.settings, webhooks, plane.cluster, usage, reload, restore)
-        operators = await commands.serve_commands(context, socket_path(start.data_dir))
-        if first_password is not None:
-            child_pipe.send(AdminCreated(first_password))
-        if first_app is not None:
-            child_pipe.send(AppCreated(commands.app_shape(first_app)))
-        await _run(plane, child_pipe)
-        operators.close()
+        async with commands.serve_commands(context, socket_path(start.data_dir)):
+            if first_password is not None:
+                child_pipe.send(AdminCreated(first_password))
+            if first_app is not None:
+                child_pipe.send(AppCreated(commands.app_shape(first_app)))
+            await _run(plane, child_pipe)
         await plane.finish()
         await records.finish()
     finally:

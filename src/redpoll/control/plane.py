@@ -394,6 +394,7 @@ class ControlPlane:
     async def finish(self) -> None:
         """Accept no more requests, finish the open ones, and close the connection to Redis."""
         await self.entrance.finish()
+        await self.front.finish()
         await self.fitness.finish()
         await self.leadership.finish()
         self._redis_check.stop()

@@ -38,14 +38,13 @@ def records(context):
 async def served(context, tmp_path):
     """`await served(verb, args)` sends a command over the socket, as the command line does."""
     path = socket_path(tmp_path)
-    server = await commands.serve_commands(context, path)
 
     async def send(verb: str, args: dict) -> object:
         return await asyncio.to_thread(ask, path, verb, args, 60.0)
 
     send.path = path
-    yield send
-    server.close()
+    async with commands.serve_commands(context, path):
+        yield send
 
 
 async def test_app_create_show_and_list_return_the_same_fields(context):
@@ -181,17 +180,33 @@ async def test_socket_of_a_dead_server_is_replaced(context, tmp_path):
     path = socket_path(tmp_path)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = await commands.serve_commands(context, path)
-    assert await asyncio.to_thread(ask, path, "app list", {}) == []
-    server.close()
+    async with commands.serve_commands(context, path):
+        assert await asyncio.to_thread(ask, path, "app list", {}) == []
 
 
 async def test_data_folder_with_a_long_path_has_a_socket(context, tmp_path):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    server = await commands.serve_commands(context, socket_path(deep))
-    assert await asyncio.to_thread(ask, socket_path(deep), "app list", {}) == []
-    server.close()
+    async with commands.serve_commands(context, socket_path(deep)):
+        assert await asyncio.to_thread(ask, socket_path(deep), "app list", {}) == []
+
+
+async def test_command_that_runs_when_the_server_stops_is_answered(context, tmp_path, monkeypatch):
+    """The store was closed under it, and the operator read "the server failed"."""
+    path, begun, may_end = socket_path(tmp_path), asyncio.Event(), asyncio.Event()
+    listed = commands.COMMANDS["app list"]
+
+    async def slow(*args):
+        begun.set()
+        await may_end.wait()
+        return await listed(*args)
+
+    monkeypatch.setitem(commands.COMMANDS, "app list", slow)
+    async with commands.serve_commands(context, path):
+        asking = asyncio.create_task(asyncio.to_thread(ask, path, "app list", {}))
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(may_end.set)
+    assert await asking == []
 
 
 @pytest.mark.parametrize("request_line", [b"hello\n", b"{}\n", b"[1]\n", b'{"verb": 1, "args": 2}\n', b"\n", b'{"verb'])

@@ -26,6 +26,7 @@ from redpoll.control.http.router import NoRoute, Place, Route, Routes, no_times
 from redpoll.control.observe.debugging import ControlDebugging
 from redpoll.control.tracing.tracing import Tracer
 from redpoll.http.messages import HEAD_ONLY
+from redpoll.loop.ending import finish_tasks
 from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol import auth
 from redpoll.protocol.apps import App
@@ -44,6 +45,8 @@ _BODY_REFUSALS: Final = {
 }
 # Failures of the store with less time in between are one period.
 _EPISODE_S: Final = 10.0
+# Requests whose clients are gone, and those that took longer than their clients may wait, get this long at shutdown.
+_FINISH_WITHIN_S: Final = 1.0
 
 
 class CutOff(Exception):
@@ -109,6 +112,10 @@ class Front:
         """Replaces what a reload may change. A new limit counts from 0."""
         self._host_names, self._manage_publicly = host_names, manage_publicly
         self._authentication.failures, self._authentication.path_prefix = failures, path_prefix
+
+    async def finish(self) -> None:
+        """Ends the requests that are handled still: nobody waits for their answers, but they use the store."""
+        await finish_tasks(self._tasks, _FINISH_WITHIN_S)
 
     # -- from request to response --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from redpoll.control.observe import debugging
 from redpoll.control.observe.usage import first_day
 from redpoll.control.records.records import RecordError
 from redpoll.ipc.command_socket import Answer, CommandError, decode_command, encode, socket_address
+from redpoll.loop.ending import finish_tasks
 from redpoll.loop.turns import TooManyWaiting
 from redpoll.protocol.apps import SETTINGS, App, HistoryRule, Key, parse_setting
 from redpoll.protocol.errors import ApiError
@@ -55,6 +56,7 @@ _MAX_DAYS_HERE: Final = 100_000
 _REDIS_ANSWERS_WITHIN_S: Final = 2.0
 # A file of `redpoll apply` has at most 16 MiB, and somewhat more as JSON.
 _MAX_REQUEST_BYTES = 32 << 20
+_FINISH_WITHIN_S: Final = 1.0
 
 
 def app_shape(app: App) -> dict[str, Any]:
@@ -398,8 +400,9 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
         raise CommandError(f"the record store failed: {reason_of(error)}") from error
 
 
-async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
-    """Takes commands on a Unix socket (mode 0600) until the returned server is closed.
+@contextlib.asynccontextmanager
+async def serve_commands(context: Context, path: str | Path) -> AsyncIterator[None]:
+    """Takes commands on a Unix socket (mode 0600) inside the block. Those that run at its end get a second.
 
     The caller holds the lock of the data folder, so an existing socket belongs to a dead server and is removed.
     """
@@ -410,9 +413,15 @@ async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
         listening.bind(address)
     os.chmod(path, 0o600)
 
+    running: set[asyncio.Task[Any]] = set()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
             command = decode_command(await reader.readline())
+            running.add(task)
+            task.add_done_callback(running.discard)
             reply = Answer(await run(context, command.verb, command.args))
         except CommandError as error:
             reply = Answer(error=str(error))
@@ -426,4 +435,9 @@ async def serve_commands(context: Context, path: str | Path) -> asyncio.Server:
             await writer.drain()
         writer.close()
 
-    return await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
+    server = await asyncio.start_unix_server(answer, sock=listening, limit=_MAX_REQUEST_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+        await finish_tasks(running, _FINISH_WITHIN_S)

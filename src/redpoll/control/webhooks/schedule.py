@@ -27,6 +27,7 @@ from redpoll.control.webhooks.outcomes import INTERNAL_REASON, Attempt, Outcome
 from redpoll.control.webhooks.posts import Posts
 from redpoll.control.webhooks.results import Results, result_of
 from redpoll.control.webhooks.sender import Sender
+from redpoll.loop.ending import finish_tasks
 from redpoll.protocol.apps import Key
 from redpoll.store import due_deliveries
 from redpoll.store.deliveries import Result, Waiting
@@ -266,12 +267,7 @@ class Schedule:
         for queue in self._queues.values():
             if queue.pause is not None:
                 queue.pause.cancel()
-        running = set(self._tasks)
-        if running:
-            await asyncio.wait(running, timeout=within_s)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await finish_tasks(self._tasks, within_s)
         self.results.stop()
         if self._writing is not None:
             # Not cancelled with the task that waits: its results would be lost, and the next `finish` would raise.
