@@ -28,7 +28,7 @@ async def test_readyz_waits_for_the_workers(make_plane, redis, wait_until):
 
 
 async def test_a_request_without_a_client_ends_before_what_it_uses_is_closed(make_plane, redis, monkeypatch, sign):
-    """Its store was closed under it, and the log had a traceback at each such stop."""
+    """The store was closed under it, and the log had a traceback."""
     begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
     show, finish = ChannelHistory.show, Webhooks.finish
 
@@ -46,7 +46,7 @@ async def test_a_request_without_a_client_ends_before_what_it_uses_is_closed(mak
 
     monkeypatch.setattr(ChannelHistory, "show", slow)
     monkeypatch.setattr(Webhooks, "finish", noted)
-    # Its connection is closed, as that of a worker that ends is.
+    # Control closes its connection before it ends, as a worker does that exits.
     monkeypatch.setattr(entrance, "_FINISH_WITHIN_S", 0.01)
     plane = await make_plane(redis.url)
     plane.wire.send(f"GET {sign('GET', '/apps/3/channels/c/history')} HTTP/1.1\r\nHost: h\r\n\r\n".encode())

@@ -68,6 +68,7 @@ _FAILED_STARTS = 5
 _STOP_LISTENING_WITHIN_S = 1.0
 # After the grace period a worker cuts its remaining connections and signs off in Redis, within this time.
 _SIGN_OFF_WITHIN_S = 2.0
+# More than 9 s: what commands, requests, webhooks and spans may take at its end, one after another.
 _CONTROL_ENDS_WITHIN_S = 10.0
 # A child whose loop leaves so many pings in a row unanswered, about 30 s, hangs and is killed.
 _PING_EVERY_S = 1.0

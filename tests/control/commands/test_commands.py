@@ -202,6 +202,7 @@ async def test_command_that_runs_when_the_server_stops_is_answered(context, tmp_
         return await listed(*args)
 
     monkeypatch.setitem(commands.COMMANDS, "app list", slow)
+    monkeypatch.setattr(commands, "_FINISH_WITHIN_S", 60.0)
     async with commands.serve_commands(context, path):
         asking = asyncio.create_task(asyncio.to_thread(ask, path, "app list", {}))
         await begun.wait()

@@ -46,7 +46,7 @@ _BODY_REFUSALS: Final = {
 # Failures of the store with less time in between are one period.
 _EPISODE_S: Final = 10.0
 # Requests whose clients are gone, and those that took longer than their clients may wait, get this long at shutdown.
-_FINISH_WITHIN_S: Final = 1.0
+_FINISH_WITHIN_S: Final = 0.5
 
 
 class CutOff(Exception):

@@ -56,7 +56,7 @@ _MAX_DAYS_HERE: Final = 100_000
 _REDIS_ANSWERS_WITHIN_S: Final = 2.0
 # A file of `redpoll apply` has at most 16 MiB, and somewhat more as JSON.
 _MAX_REQUEST_BYTES = 32 << 20
-_FINISH_WITHIN_S: Final = 1.0
+_FINISH_WITHIN_S: Final = 0.5
 
 
 def app_shape(app: App) -> dict[str, Any]:
@@ -402,7 +402,8 @@ async def run(context: Context, verb: str, args: dict[str, Any]) -> Any:
 
 @contextlib.asynccontextmanager
 async def serve_commands(context: Context, path: str | Path) -> AsyncIterator[None]:
-    """Takes commands on a Unix socket (mode 0600) inside the block. Those that run at its end get a second.
+    """Takes commands on a Unix socket (mode 0600) inside the block. Those that run at its end get half a second
+    and are then cancelled.
 
     The caller holds the lock of the data folder, so an existing socket belongs to a dead server and is removed.
     """

@@ -15,7 +15,7 @@ __all__ = ["Entrance"]
 
 _BACKLOG: Final = 1024
 # Open requests get this long at shutdown. Each waits for Redis for at most 2 s.
-_FINISH_WITHIN_S: Final = 5.0
+_FINISH_WITHIN_S: Final = 3.0
 
 
 class Entrance:

@@ -106,8 +106,8 @@ class Publisher:
     (PublishGate.wait). In a Cluster it stays open for the shards whose master's connection didn't break, the link's
     `kept_shards()`: there, no worker needs to subscribe again.
 
-    `confirm_s` is the time limit for the gate, and then for the confirmation. The caller ends both together before the
-    2 s within which it gets an answer. Call `link_up` and `link_down` when the connection to Redis changes.
+    `confirm_s` is the time limit for the gate, and again for the confirmation. The API's handler ends both before the
+    2 s within which a request is answered. Call `link_up` and `link_down` when the connection to Redis changes.
     """
 
     def __init__(
