@@ -255,6 +255,13 @@ class Worker:
         """Ends `deafen`."""
         hear(self.link)
 
+    async def stop_beats(self) -> None:
+        """No beat is sent or unanswered after this. `registry.incarnation.start()` ends it."""
+        self.registry.incarnation.close()
+        async with asyncio.timeout(60):
+            while self.link.unanswered:
+                await asyncio.sleep(0.005)
+
     async def kill(self) -> None:
         """Ends like a killed process: sends nothing to Redis."""
         self.registry.close()

@@ -205,7 +205,7 @@ async def test_hung_worker_comes_back_under_its_next_name(reaper, start_worker, 
     a, b = [await start_worker(k, run="aaaaaaaaaaaa", beat_s=0.01) for k in (1, 2)]
     watcher, own = a.join(ROOM, "watcher"), b.join(ROOM, "u")
     await wait_until(lambda: own.state == watcher.state == "attached")
-    b.registry.incarnation.close()
+    await b.stop_beats()
     await wait_until(lambda: reaper.reaped == 1)
     await wait_until(lambda: ("removed", "u") in watcher.frames)
     b.registry.incarnation.start()
@@ -442,7 +442,7 @@ async def test_living_worker_that_returns_too_late_makes_rows_for_both(link, key
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     outbox = Outbox(link, keys, 0)
     before = await rows_of(outbox)
-    a.registry.incarnation.close()
+    await a.stop_beats()
     await Reaper(link, keys, RUN, hooks_of=lambda app_id: "om").reap(a.registry.worker_id)
     after = ["channel.vacated news", f"channel.vacated {ROOM}", f"member.removed {ROOM} u"]
     assert await rows_of(outbox) == after

@@ -139,8 +139,7 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
     sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
     # A beat that Redis answers between the next two lines would fence the worker.
-    a.registry.incarnation.close()
-    await wait_until(lambda: a.link.unanswered == 0)
+    await a.stop_beats()
     await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
     late = a.join("presence-late", "u")
@@ -199,7 +198,7 @@ async def test_worker_that_is_fenced_while_it_reads_whom_redis_lists_keeps_who_j
 async def test_worker_fenced_between_beats_learns_it_from_its_next_call(a, b, link, keys, truth):
     await a.attach(ROOM, "u")
     w = a.registry.worker_id
-    a.registry.incarnation.close()
+    await a.stop_beats()
     reaping = asyncio.ensure_future(Reaper(link, keys, "ffffffffffff").reap(w))
     await reaping
     late = await a.attach(ROOM, "late")
