@@ -138,7 +138,7 @@ async def test_thousands_of_channels_are_asserted_again(a, b, wait_until, truth,
     sockets = [a.join(f"news-{n}") for n in range(2500)]
     sockets += [a.join(f"presence-{n}", "u") for n in range(200)]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))
-    # A beat that Redis answers between the next two lines would fence the worker.
+    # A beat that Redis answers between FLUSHALL and the break would fence the worker.
     await a.stop_beats()
     await link.ask(b"FLUSHALL")
     a.link.drop("for the test")
