@@ -17,7 +17,8 @@ import aiohttp
 
 from helpers.wire import Api, signed_path
 
-_POLL = {"wait": "10", "limit": "50"}
+# So few at once that some are confirmed before a test kills for the first time.
+_POLL = {"wait": "10", "limit": "20"}
 
 
 class App(NamedTuple):

@@ -140,10 +140,15 @@ async def everything_is_right(crowd: Crowd, receiver: Receiver, figures, what: s
 
 
 async def all_alive(nodes: list[Server]) -> None:
-    """Waits until each node lists all, and each admits clients."""
-    for node in nodes:
-        while len(await asyncio.to_thread(rows, node)) < len(nodes):
-            await asyncio.sleep(0.05)
+    """Waits until each node lists all as each lists itself: another one may not know yet that it was restarted."""
+
+    def agree() -> bool:
+        lists = [rows(node) for node in nodes]
+        starts = [{name: row["up_since"] for name, row in listed.items() if not row["draining"]} for listed in lists]
+        return all(one == starts[0] for one in starts) and len(starts[0]) == len(nodes)
+
+    while not await asyncio.to_thread(agree):
+        await asyncio.sleep(0.05)
 
 
 async def all_back(crowd: Crowd, connects: int, wait_until) -> None:
