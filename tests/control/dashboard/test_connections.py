@@ -71,7 +71,8 @@ async def test_connection_is_closed_and_the_audit_log_has_it(browser, worker):
     worker.answers[CloseSocket] = 1
     reply = await browser.post("/dashboard/apps/3/connections/close", socket="1.2")
     assert reply.status == 303
-    assert worker.asked[-1].socket == "1.2"
+    (question,) = [question for question in worker.asked if isinstance(question, CloseSocket)]
+    assert question.socket == "1.2"
     assert "connections kick" in (await browser.get("/dashboard/audit")).body.decode()
 
 

@@ -209,7 +209,7 @@ async def test_renewals_have_a_rate_and_change_the_record_seldom(plane, browser)
     until = plane.records.apps["3"].console_until
     statuses = [(await browser.post("/dashboard/apps/3/console/watch")).status for _ in range(70)]
     assert statuses[:40] == [204] * 40
-    assert statuses[-1] == 429
+    assert 429 in statuses[40:]
     assert plane.records.apps["3"].console_until == until
 
 

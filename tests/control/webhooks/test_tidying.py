@@ -18,13 +18,15 @@ from redpoll.store.store import Store
 from store.written_deliveries import put, result, row
 
 BROKEN = status(500, "Internal Server Error")
+# The tidying of a test is the only one.
+NEVER = {"tidy_every_s": 3_600.0}
 
 
 async def test_old_deliveries_are_removed_and_a_deleted_endpoint_with_its_last_one(
     make_webhooks, receiver, clock, wait_until
 ):
     box = Box()
-    webhooks = await make_webhooks(box, {"max_finished": 2})
+    webhooks = await make_webhooks(box, {"max_finished": 2, **NEVER})
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
@@ -49,7 +51,7 @@ async def test_oldest_dead_letters_of_an_endpoint_are_removed_and_counted(make_w
     """A client that joins and leaves at a failing endpoint made dead letters without end."""
     receiver.answer = status(500)
     box = Box()
-    webhooks = await make_webhooks(box, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    webhooks = await make_webhooks(box, NEVER, webhook_retry_after_s=(), webhook_max_dead_letters=3)
     endpoint = await webhooks.endpoints.create(APP, receiver.url)
     for number in range(1, 6):
         box.put(transition(channel=f"c{number}"))
@@ -67,10 +69,8 @@ async def test_dead_letters_that_are_handled_during_the_tidying_count_as_gone(
     make_webhooks, receiver, clock, monkeypatch, wait_until
 ):
     """As many others were removed, though the bound had room for them."""
-    # The tidying of this test is the only one.
-    limits = {"tidy_every_s": 3_600.0}
     box, receiver.answer = Box(), BROKEN
-    webhooks = await make_webhooks(box, limits, webhook_retry_after_s=(), webhook_max_dead_letters=3)
+    webhooks = await make_webhooks(box, NEVER, webhook_retry_after_s=(), webhook_max_dead_letters=3)
     await webhooks.endpoints.create(APP, receiver.url)
     box.put(*(transition(channel=f"c{number}") for number in range(5)))
     letters = await seen(webhooks, "failed", 5)

@@ -331,7 +331,7 @@ async def test_change_that_is_rolled_back_costs_no_delivery(make_webhooks, recei
 
     monkeypatch.setattr(loaded_records, "raise_version", fail)
     change = asyncio.create_task(webhooks.endpoints.set_enabled(endpoint.id, False))
-    await wait_until(lambda: loaded_records.raise_version is fail)
+    await wait_until(lambda: loaded_records.raise_version is raised)
     drains = box.drains
     box.put(transition())
     await wait_until(lambda: box.drains > drains + 1 or box.waiting)

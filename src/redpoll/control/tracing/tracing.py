@@ -36,6 +36,7 @@ __all__ = ["Tracer", "call_row", "describe_call"]
 log = structlog.get_logger(__name__)
 
 FLUSH_EVERY_S: Final = 1.0
+_READ_WITHIN_S: Final = FLUSH_EVERY_S
 PRUNE_EVERY_S: Final = 10.0
 RENEW_EVERY_S: Final = 10.0
 # Rows that may wait while the disk doesn't keep up, five seconds at full rate, and their bytes.
@@ -290,7 +291,7 @@ class Tracer:
         entries: list[Entry] = []
         # In parts: other replies, such as those to publishes, come in between.
         with suppress(LinkDown, hiredis.ReplyError, TimeoutError):
-            async with asyncio.timeout(FLUSH_EVERY_S):
+            async with asyncio.timeout(_READ_WITHIN_S):
                 if self._check_position:
                     if await self._reader.is_behind(self._position):
                         self._position = "0-0"
