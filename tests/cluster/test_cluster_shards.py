@@ -15,6 +15,7 @@ from redpoll.cluster.membership.connection_state import ConnectionState, Reach
 from redpoll.cluster.membership.reaper import Reaper
 from redpoll.cluster.redis.cluster_link import ClusterLink
 from redpoll.cluster.redis.keys import TAGS
+from redpoll.cluster.redis.link import Link
 from redpoll.cluster.redis.slot_map import SlotMap
 
 APP = "7"
@@ -38,6 +39,8 @@ def _patient_with_nodes(monkeypatch):
     monkeypatch.setitem(SlotMap.__init__.__kwdefaults__, "answer_within_s", 60.0)
     monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "connected_within_s", 60.0)
     monkeypatch.setitem(ClusterLink.__init__.__kwdefaults__, "repeat_for_s", 60.0)
+    # The looks are scripts, too, and no test here needs them.
+    monkeypatch.setitem(Link.__init__.__kwdefaults__, "look_every_s", 3_600.0)
 
 
 def is_replicated(master: RedisNode) -> bool:

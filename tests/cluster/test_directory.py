@@ -91,6 +91,8 @@ async def test_refill_deletes_removed_records_and_old_ones_are_used_until_then(w
     await wait_until(lambda: worker.directory.complete)
     await link.ask(b"DEL", keys.directory, keys.directory_version)
     worker.directory.read()
+    for _ in range(2):
+        await worker.link.ask(b"PING")
     assert worker.directory.find("key1") == app(1)
     await writer.fill([app(2), app(3)], 1)
     assert (await writer.version()).number == 1

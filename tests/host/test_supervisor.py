@@ -30,8 +30,8 @@ from redpoll.ipc.messages import (
 
 
 async def test_child_that_hangs_is_killed_and_only_then_reported_dead(tree, wait_until):
-    # It hangs for four and a half seconds.
-    tree.start(workers=2, environment={"PING_EVERY_S": "0.15", "PINGED": "worker 1"})
+    # It hangs for nine seconds.
+    tree.start(workers=2, environment={"PING_EVERY_S": "0.3", "PINGED": "worker 1"})
     await wait_until(lambda: tree.is_ready)
     hung = tree.pids("worker1")[0]
     os.kill(hung, signal.SIGSTOP)

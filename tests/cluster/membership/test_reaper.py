@@ -421,7 +421,7 @@ async def test_reaper_without_a_debounce_writes_rows_at_once(link, keys, start_w
 
 
 async def test_living_worker_that_is_reaped_returns_without_a_row(link, keys, start_worker, wait_until, truth):
-    a = await start_worker(1)
+    a = await start_worker(1, debounce_s=60)
     a.app = structs.replace(a.app, hooks="om")
     sockets = [a.join(ROOM, "u"), a.join("news")]
     await wait_until(lambda: all(socket.state == "attached" for socket in sockets))

@@ -31,7 +31,8 @@ PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\0"
 @pytest.fixture
 async def edge(bench, tmp_path):
     """A TLS port of a worker that queues no more than 256 KiB for one client."""
-    edge = Edge(await bench.start(max_unsent_bytes=262_144), tmp_path)
+    # Two hundred clients may take longer to connect than the usual 10 s.
+    edge = Edge(await bench.start(max_unsent_bytes=262_144), tmp_path, head_timeout_s=60.0)
     await edge.listeners.open()
     yield edge
     edge.close()
