@@ -166,7 +166,7 @@ async def lose_connection(crowd: Crowd, redis_of_module, cause, remedy, within_s
                 await eventually(lambda: is_named(crowd.b, 1), True)
             finally:
                 redis.config_set(*remedy)
-    wrong = [one for one in publisher.published if not is_right(one.status, one.answered_at - one.asked_at)]
+    wrong = [one for one in publisher.published if not is_right(one.status, one.answered_at - one.asked_at, one.answer)]
     assert wrong == []
 
 

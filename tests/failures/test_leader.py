@@ -110,18 +110,22 @@ async def test_node_that_is_cut_off_from_the_record_store_refuses_revoked_keys_a
 
     async with aiohttp.ClientSession() as session:
 
-        async def publish(signer: Any = cut_off, **options: Any) -> int:
+        async def ask(signer: Any = cut_off, **options: Any) -> tuple[int, Any]:
             body = json.dumps({"name": "n", "channel": "news", "data": "{}"}).encode()
             path = f"/apps/{app}/events"
             if not options:
                 path = signed_path(signer, "POST", path, body)
             async with session.post(cut_off.public_url + path, data=body, **options) as answer:
-                await answer.read()
-                return answer.status
+                return answer.status, json.loads(await answer.text())
+
+        async def publish(signer: Any = cut_off, **options: Any) -> int:
+            status, _ = await ask(signer, **options)
+            return status
 
         async def is_accepted() -> bool:
             began = time.monotonic()
-            return is_right(await publish(), time.monotonic() - began)
+            status, answer = await ask()
+            return is_right(status, time.monotonic() - began, answer)
 
         while (await publish(extra), await publish(headers=bearer)) != (200, 200):
             await asyncio.sleep(0.01)

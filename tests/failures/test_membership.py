@@ -25,6 +25,8 @@ class History:
         self.rooms = [f"{room}-{seed}" for room in ROOMS]
         # The rooms of each open socket: room → user.
         self.joined: dict[Socket, dict[str, str]] = {}
+        # The sockets that killed workers had.
+        self.cut: list[Socket] = []
 
     async def run(self, steps: int, kills: int) -> None:
         observer = await connect_patiently(self.server)  # An earlier run may have killed a worker.
@@ -102,13 +104,20 @@ class History:
         # By process id: the places in the list change when a killed worker is started again.
         others = [pid for pid in self.server.worker_pids() if pid != safe]
         if others:
+            pid = self.random.choice(others)
+            ports = self.server.client_ports().get(pid, set())
+            self.cut += [socket for socket in self.joined if socket.port in ports]
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.random.choice(others), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     async def settle(self) -> None:
         """Waits until HTTP answers what the model expects, counts included."""
         async with Api(self.server) as api:
             deadline = time.monotonic() + 60
+            # A killed process may take a moment to end.
+            while any(socket in self.joined and not socket.lost for socket in self.cut):
+                assert time.monotonic() < deadline, "a killed worker has connections"
+                await asyncio.sleep(0.02)
             while True:
                 self.joined = {socket: rooms for socket, rooms in self.joined.items() if not socket.lost}
                 expected, seen = {}, {}

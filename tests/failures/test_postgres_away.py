@@ -118,7 +118,7 @@ async def test_publishing_goes_on_while_postgres_restarts(server, own_postgres, 
             began = time.monotonic()
             status, answer = await api.ask("POST", "/events", {"name": "n", "channels": ["news"], "data": "x"})
             took_s = time.monotonic() - began
-            assert is_right(status, took_s), answer
+            assert is_right(status, took_s, answer), answer
             waits.append(took_s)
 
     before = [server.control_pid, *server.worker_pids()]
