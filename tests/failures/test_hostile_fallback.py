@@ -144,6 +144,7 @@ async def test_bodies_that_lie_are_refused(server: Server, victim: FallbackSocke
             writer.write(head + rest)
             await writer.drain()
             writer.close()
+            assert await session.send('{"event":"pusher:ping","data":{}}') == 204
             return
         assert (await raw(server, head + rest)).startswith(b"%d " % status)
         if status == 413:
