@@ -49,8 +49,9 @@ class Proxy:
     """`with Proxy(upstream) as proxy:` listens on the Unix socket `proxy.path` (`proxy.url`) and on 127.0.0.1,
     `proxy.port`.
 
-    `upstream` is the path of a Unix socket, or (host, port). `swallow_messages` needs `splits_replies`. `commands` has
-    the Redis commands since `note_commands()`, each as a list of bytes.
+    `upstream` is the path of a Unix socket, or (host, port). `swallow_messages` needs `splits_replies`. `accepted`
+    counts the connections to the proxy. `commands` has the Redis commands since `note_commands()`, each as a list of
+    bytes.
     """
 
     def __init__(self, upstream: str | tuple[str, int], *, splits_replies: bool = False) -> None:
@@ -60,6 +61,7 @@ class Proxy:
         self._folder = Path(tempfile.mkdtemp(prefix="rp"))
         self.path = str(self._folder / "proxy.sock")
         self.port = 0
+        self.accepted = 0
         self._noting = False
         self._swallowing = False
         self._open: set[asyncio.StreamWriter] = set()
@@ -178,6 +180,7 @@ class Proxy:
                 other_reader, other_writer = await asyncio.open_unix_connection(self.upstream)
             else:
                 other_reader, other_writer = await asyncio.open_connection(*self.upstream)
+            self.accepted += 1
             ends.add(other_writer)
             self._open.add(other_writer)
             async with asyncio.TaskGroup() as group:
