@@ -140,7 +140,8 @@ async def everything_is_right(crowd: Crowd, receiver: Receiver, figures, what: s
 
 
 async def all_alive(nodes: list[Server]) -> None:
-    """Waits until each node lists all as each lists itself: another one may not know yet that it was restarted."""
+    """Waits until all nodes list all of them with the same starts. After a restart, the others list the earlier start
+    for up to a second."""
 
     def agree() -> bool:
         lists = [rows(node) for node in nodes]

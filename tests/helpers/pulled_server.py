@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from helpers.reading import EVENTS, Stream, read_token
 from helpers.server import Server
-from helpers.wire import NO_CONTROL, Socket
+from helpers.wire import NO_CONTROL, Socket, tries
 from redpoll.cli import main
 
 _channels = itertools.count()
@@ -43,16 +43,15 @@ async def occupying(server):
 
 
 async def acknowledge(api, deliveries) -> int:
-    while True:
+    async for _ in tries():
         status, body = await api.ask("POST", "/webhooks/ack", {"ids": [one["id"] for one in deliveries]})
         if status == 200:
             return body["acknowledged"]
-        # While control is late, it is sent again.
         assert (status, body["error"]) == (503, NO_CONTROL)
 
 
 async def pull(api, **params) -> list:
-    while True:
+    async for _ in tries():
         status, body = await api.ask("GET", "/webhooks/stream", params=params)
         if status == 200:
             return body["deliveries"]

@@ -15,7 +15,7 @@ import aiohttp
 from click.testing import CliRunner
 
 from helpers.server import Server
-from helpers.wire import NO_CONTROL
+from helpers.wire import NO_CONTROL, tries
 from redpoll.cli import main
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -147,12 +147,11 @@ class Reading:
         self, channel: str, method: str = "GET", headers: Mapping[str, str] | None = None, **query: str
     ) -> Answer:
         """One request, and its whole answer. While control is late, it is sent again."""
-        while True:
+        async for _ in tries():
             async with self.request(channel, method, headers, **query) as response:
                 text = await response.text()
             if response.status != 503 or NO_CONTROL not in text:
                 return Answer(response.status, response.headers, json.loads(text) if text else None)
-            await asyncio.sleep(0.05)
 
     @asynccontextmanager
     async def stream(
@@ -160,7 +159,7 @@ class Reading:
     ) -> AsyncIterator[Stream]:
         """A stream of events: with `offset` the protocol's, else one for EventSource."""
         query = {"live": "sse", **query} if "offset" in query and headers is None else query
-        while True:
+        async for _ in tries():
             async with self.request(channel, "GET", headers, **query) as response:
                 if response.status == 503 and NO_CONTROL in await response.text():
                     continue

@@ -16,14 +16,14 @@ import socket as sockets
 import struct
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
 import aiohttp
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 # The server gives up a request that Redis or its control process doesn't answer within 1.25 s or more.
-GIVEN_UP_S = 1.2
+_GIVEN_UP_S = 1.2
 # What is answered at once while control is late. Control hasn't seen the request.
 NO_CONTROL = "the control plane isn't there; send the request again"
 
@@ -55,7 +55,17 @@ class TargetWithWorkers(Target, Protocol):
 
 def was_late(status: int, took_s: float, answer: Any) -> bool:
     """Whether the server gave a request up because Redis or its control process was late. `answer` is its body."""
-    return status == 503 and (took_s >= GIVEN_UP_S or answer.get("error") == NO_CONTROL)
+    return status == 503 and (took_s >= _GIVEN_UP_S or answer.get("error") == NO_CONTROL)
+
+
+async def tries() -> AsyncIterator[None]:
+    """One turn every 50 ms, for requests that are sent again while the server is late. Raises TimeoutError after a
+    minute."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        yield
+        await asyncio.sleep(0.05)
+    raise TimeoutError("the server was late for a minute")
 
 
 def digest(secret: str, text: str) -> str:
@@ -473,15 +483,12 @@ class Api:
     ) -> Any:
         """The body of a 200. On a busy machine, Redis or the control process may be late; then this asks again, as back
         ends do, for a minute. Another refusal at once is wrong."""
-        until = time.monotonic() + 60
-        while True:
+        async for _ in tries():
             began = time.monotonic()
             status, answer = await self.ask(method, path, body, params)
-            now = time.monotonic()
-            if not was_late(status, now - began, answer) or now > until:
+            if not was_late(status, time.monotonic() - began, answer):
                 assert status == 200, (status, answer)
                 return answer
-            await asyncio.sleep(0.05)
 
     async def users(self, channel: str) -> list[str]:
         return sorted(user["id"] for user in (await self.get(f"/channels/{channel}/users"))["users"])

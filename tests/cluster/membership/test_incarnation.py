@@ -127,6 +127,7 @@ async def test_beat_of_a_worker_that_was_given_up_reports_it(make, link, keys, s
 async def test_unanswered_beat_closes_the_connection(make, link, redis, wait_until):
     one = make()
     await one.register()
+    # Of the beats only: the registration may take longer.
     one._unanswered_s = 1.0
     downs = []
     link.on_down = lambda reason: (downs.append(reason), one.connection_lost())

@@ -166,6 +166,7 @@ async def test_connection_to_a_redis_that_answers_nothing_is_replaced(own_redis,
     own_redis.pause()
     await wait_until(lambda: not link.up)
     assert reasons[-1] == "no answer within 0.5 s"
+    # Redis may be slow at first.
     link._max_unanswered_looks = 100_000
     own_redis.resume()
     await link.wait_up()

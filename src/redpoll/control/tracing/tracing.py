@@ -36,6 +36,7 @@ __all__ = ["Tracer", "call_row", "describe_call"]
 log = structlog.get_logger(__name__)
 
 FLUSH_EVERY_S: Final = 1.0
+# A flush ends before the next one is due.
 _READ_WITHIN_S: Final = FLUSH_EVERY_S
 PRUNE_EVERY_S: Final = 10.0
 RENEW_EVERY_S: Final = 10.0
